@@ -96,6 +96,8 @@ class RoundRow:
     chosen_by: Literal["", "rule", "run"] = ""
     """Of a run whose submitter has a rule for who is in a round, whether these were chosen by it,
     or by the run itself since it had said nothing; "": there is no rule."""
+    skipped: int = 0
+    """Under fp16, local steps of clients that overflowed, so that nothing was updated."""
     sums: int = 0
     """Noisy sums of the run until now, which clients are hidden in; 0: they are not."""
 
@@ -165,6 +167,7 @@ class RoundRow:
             "clients_moved": self.clients_moved,
             "mean_moved": self.mean_moved,
             "alike": self.alike,
+            **({"skipped": self.skipped} if self.skipped else {}),
             **({"chosen_by": self.chosen_by} if self.chosen_by else {}),
             **({"staleness": [*self.staleness.items()]} if self.staleness else {}),
             **({"noisy_sums": self.sums} if self.sums else {}),
@@ -296,6 +299,8 @@ def sentence(row: RoundRow) -> str:
         parts[-1] += f", behind by versions: {', '.join(old)}"
     if row.alike is not None:
         parts[-1] += f", alike by {row.alike:.0%}"
+    if row.skipped:
+        parts[-1] += f", {count_of(row.skipped, 'local step')} skipped: overflow"
     if row.sums:
         parts[-1] += f", noisy sum {row.sums}"
     if row.loss is not None:

@@ -14,6 +14,7 @@ from ..dag.capture.proof import Alone
 from ..job import Job, SettingsError
 from ..job.clients.partitioning import Partitioning
 from ..job.tables import Data
+from ..job.words import count_of
 from ..net.surroundings import user_path
 from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of
@@ -137,11 +138,14 @@ def client_sizes(job: Job, data: JobData) -> ClientSizes:
     if job.sync.kind != "federated":
         return ClientSizes()
     if data.of_clients:
-        return ClientSizes(tuple(m.train for m in data.of_clients))
-    assert job.data.partition is not None, "checked by the job"
-    found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
-    trained = found.sizes - found.held_out_sizes
-    return ClientSizes(tuple(trained.tolist()), tuple(found.held_out_sizes.tolist()))
+        sizes = ClientSizes(tuple(m.train for m in data.of_clients))
+    else:
+        assert job.data.partition is not None, "checked by the job"
+        found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
+        trained = found.sizes - found.held_out_sizes
+        sizes = ClientSizes(tuple(trained.tolist()), tuple(found.held_out_sizes.tolist()))
+    job.sync.local.check_walked(sizes.trained, job.train.batch)
+    return sizes
 
 
 def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:
@@ -176,7 +180,14 @@ def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:
                 f'is "{job.data.source}", of which a host has no sample to train on: expected at '
                 "least one on each",
             )
-    partition = Partitioning(kind="by-peer", clients=len(found.of_clients))
+    count, asked = len(found.of_clients), job.data.partition
+    if asked is not None and asked.clients not in (None, count):
+        raise SettingsError(
+            "data.partition.clients",
+            f'is {asked.clients}, and {count_of(count, "host")} of "{job.data.source}" answered: '
+            "each is a client, leave it out",
+        )
+    partition = Partitioning(kind="by-peer", clients=count)
     return replace(job, data=replace(job.data, partition=partition)), found
 
 

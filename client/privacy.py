@@ -34,6 +34,8 @@ __all__ = [
 
 _MARGIN = 1.0 + 1e-9
 """Of noise that a search found, whose last digits may be too small."""
+_LEAST_EPSILON = 1e-6
+"""Below it accountants have no digits left to tell what is spent from nothing, or find no end."""
 _ORDERS = [1.0 + 0.011 * 1.02**i for i in range(800)]
 """Of Rényi divergences that the accountant of shares tries: 1.011 to 83,000."""
 
@@ -128,6 +130,12 @@ def with_noise(job: Job) -> Job:
     if privacy is None:
         return job
     assert job.train.steps is not None, "the job is resolved"
+    if privacy.epsilon < _LEAST_EPSILON:
+        raise SettingsError(
+            "sync.privacy.epsilon",
+            f"is {privacy.epsilon:g}: expected {_LEAST_EPSILON:g} or more, since what is spent of "
+            "less cannot be told from nothing",
+        )
     least_of = least_in_shares if privacy.distributed else least_noise
     least = least_of(privacy.epsilon, privacy.delta, privacy.sums(job.train.steps))
     if 0 < privacy.noise < least:

@@ -197,9 +197,11 @@ class Job(Settings):
         """Raises SettingsError for a key that says something of which nothing would come. Asked
         where a job is submitted: what a broker has taken once it takes again."""
         for key, what in idle(self):
-            table, _, name = key.partition(".")
-            value = json.dumps(plain(getattr(getattr(self, table), name)))
-            raise SettingsError(key, f"is {value}, and changes nothing with {what}: leave it out")
+            value: Any = self
+            for name in key.split("."):
+                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+            said = json.dumps(plain(value))
+            raise SettingsError(key, f"is {said}, and changes nothing with {what}: leave it out")
 
     def _refuse_codec(self, because: str) -> None:
         raise SettingsError(

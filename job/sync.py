@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -13,7 +13,13 @@ from .clients.client_compression import (
     Compression,
     CompressionOptions,
 )
-from .clients.client_options import AGGREGATES, Aggregate, check_weight, share_of
+from .clients.client_options import (
+    AGGREGATES,
+    AdaptiveOptions,
+    Aggregate,
+    check_weight,
+    share_of,
+)
 from .clients.client_privacy import ClientPrivacy, check_masked
 from .clients.local_work import LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
@@ -329,16 +335,21 @@ class Sync(Settings):
     def needed(self, replicas: int) -> int:
         """How many of so many replicas make a round with their work, at least 1. Raises
         SettingsError."""
-        if isinstance(self.quorum, int):
-            at_least(self, 1, "quorum")
-            return min(self.quorum, replicas)
-        share = self.quorum.removesuffix("%")
-        if share == self.quorum or not share.isdecimal() or not 0 < int(share) <= 100:
-            raise SettingsError(
-                "quorum",
-                f'is "{self.quorum}": expected a number of replicas, or a share such as "80%"',
-            )
-        return max(1, -(-replicas * int(share) // 100))
+        return min(share_of(self.quorum, replicas, "quorum", "replicas"), replicas)
+
+    def idle(self, replicas: int | str) -> Iterator[tuple[str, str]]:
+        """Yield (key, with what) for each key that says something of which nothing would come.
+        `replicas`: how many are in a round, if the job says so."""
+        quorum, options = self.quorum, self.options
+        if self.kind == "allreduce":
+            for key in ("deadline", "quorum"):
+                if getattr(self, key) != getattr(Sync, key):
+                    yield key, 'sync.kind = "allreduce", where replicas exchange nothing'
+        elif isinstance(quorum, int) and isinstance(replicas, int) and quorum > replicas:
+            yield "quorum", f"{replicas} replicas in a round, which are all without it"
+        usual = AdaptiveOptions.betas
+        if self.chosen == "fedadagrad" and options.get("betas", usual)[1] != usual[1]:
+            yield "options.betas", "fedadagrad but for the first, as it adds squares up"
 
 
 def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:

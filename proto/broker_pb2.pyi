@@ -315,7 +315,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "more", "mean_moved", "losses", "local_s", "masks", "parts", "signed", "upload_s", "upload_bytes")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "more", "mean_moved", "losses", "local_s", "masks", "parts", "signed", "upload_s", "upload_bytes", "skipped")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,7 @@ class RoundReport(_message.Message):
     SIGNED_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_S_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -362,7 +363,8 @@ class RoundReport(_message.Message):
     signed: SignedStatement
     upload_s: float
     upload_bytes: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., mean_moved: _Optional[float] = ..., losses: _Optional[_Iterable[float]] = ..., local_s: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., signed: _Optional[_Union[SignedStatement, _Mapping]] = ..., upload_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., mean_moved: _Optional[float] = ..., losses: _Optional[_Iterable[float]] = ..., local_s: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., signed: _Optional[_Union[SignedStatement, _Mapping]] = ..., upload_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -1857,7 +1859,7 @@ class RoundMember(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., unit: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundDone(_message.Message):
-    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going", "clients", "lines")
+    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going", "clients", "skipped", "lines")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1875,6 +1877,7 @@ class RoundDone(_message.Message):
     UPLOADS_FIELD_NUMBER: _ClassVar[int]
     GOING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
@@ -1893,8 +1896,9 @@ class RoundDone(_message.Message):
     uploads: ClientUploads
     going: _containers.RepeatedScalarFieldContainer[int]
     clients: ClientReports
+    skipped: int
     lines: _containers.RepeatedCompositeFieldContainer[HostLine]
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ClientReports, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[HostLine, _Mapping]]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ClientReports, _Mapping]] = ..., skipped: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[HostLine, _Mapping]]] = ...) -> None: ...
 
 class HostLine(_message.Message):
     __slots__ = ("replica", "term", "bytes_per_s", "update_bytes_per_s", "latency_s")

@@ -227,6 +227,7 @@ class Following:
         summary.rounds = tuple(
             row.table() | ({"epsilon": spent(row.sums)} if row.sums else {}) for row in rows
         )
+        summary.skipped_steps += sum(row.skipped for row in rows)
         losses: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             for m in row.members:

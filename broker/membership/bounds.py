@@ -38,6 +38,8 @@ MOST_S = 10 * 365 * 86_400.0
 """Of staying, and of any duration in a report: ten years."""
 MOST_BYTES = 2**60
 """Sent or received in a step, or in a month."""
+MOST_SKIPPED = 2**48
+"""Steps of the clients of a round."""
 MOST_MEASURED = 3.5e38
 """Of a loss, a norm or a metric: no float32 is larger. Sums of such numbers, each times a count of
 samples, stay far below the largest float64."""
@@ -104,6 +106,7 @@ def sound_round(report: RoundReport) -> None:
         setattr(report, part, _measured(getattr(report, part)))
     report.waited_s, report.upload_s = _seconds(report.waited_s), _seconds(report.upload_s)
     report.sent_bytes = min(report.sent_bytes, MOST_BYTES)
+    report.skipped = min(report.skipped, MOST_SKIPPED)
     report.upload_bytes = min(report.upload_bytes, MOST_BYTES)
     if report.HasField("evaluation"):
         _sound_results(report.evaluation)

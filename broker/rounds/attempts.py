@@ -138,6 +138,7 @@ class Attempts:
             exchange_s=now - (self._contributions.since or now),
             microbatches=view.rounds.work.committed_with(m.replica for m in members),
             sums=view.rounds.work.sums,
+            skipped=sum(r.skipped for n in weights for r in view.made[n].values()),
             going=self._going,
             joined=[
                 RoundMember(replica=n, term=view.run.replicas[n].term, source=view.sources.get(n))

@@ -282,6 +282,8 @@ class Handover:
         """Why these cannot hand over, the last of them, say; empty: they can."""
         if not view.run.takes_snapshots:
             return "its run takes no snapshots (recovery.ladder)"
+        if view.run.requirements.cohorts is not None and len(view.plan.stages) == 1:
+            return "its clients make no step behind which another could take its part"
         keepers = self._snapshots.keepers(view.plan)
         if any(keepers.get(p) in (None, *leavers) for p in leavers):
             return "nobody who stays can keep its snapshot"

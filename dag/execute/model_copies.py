@@ -68,6 +68,8 @@ class ModelCopies:
     ) -> None:
         self._graph, self._device, self._also = graph, torch.device(device), also
         self._built: dict[int, _Bound] = {}
+        # An operator that vmap calls copy by copy, a batch norm, it would complain of at each call.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
     @property
     def takes_key(self) -> bool:

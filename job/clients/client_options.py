@@ -299,9 +299,9 @@ def check_weight(aggregate: Aggregate, weight: str) -> None:
         )
 
 
-def share_of(text: int | str, clients: int, key: str = "per_round") -> int:
-    """Return how many clients a number or a share such as "10%" of so many is, at least 1. Raises
-    SettingsError."""
+def share_of(text: int | str, clients: int, key: str = "per_round", what: str = "clients") -> int:
+    """Return how many clients a number or a share such as "10%" of so many is, at least 1. `what`
+    they are, for a message. Raises SettingsError."""
     if isinstance(text, int):
         if text < 1:
             raise SettingsError(key, f"is {text}: expected at least 1")
@@ -310,6 +310,6 @@ def share_of(text: int | str, clients: int, key: str = "per_round") -> int:
     share = Fraction(written[1] if written else 0)
     if not 0 < share <= 100:
         raise SettingsError(
-            key, f'is "{text}": expected a number of clients, or a share such as "10%" or "0.1%"'
+            key, f'is "{text}": expected a number of {what}, or a share such as "10%" or "0.1%"'
         )
     return max(1, math.ceil(clients * share / 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +12,9 @@ __all__ = ["FedImproOptions", "LocalWork", "VhlOptions"]
 
 MOST_LOCAL = 1 << 20
 """Passes or steps of a client in a round, whose batches are found before the first one."""
+MOST_WALKED = 1 << 24
+"""Samples that a client goes over in them, each as often as it does; while their order is found,
+they take 1.5 GB."""
 MOST_VIRTUAL = 1 << 16
 """Classes of noise, samples of a class, and of a batch, which may be of features."""
 
@@ -29,6 +33,20 @@ class LocalWork(Settings):
         at_most(self, MOST_LOCAL, "passes", "steps")
         if bool(self.passes) == bool(self.steps):
             raise SettingsError("", "wants exactly one of passes and steps, 1 or more")
+
+    def check_walked(self, sizes: Iterable[int], batch: int) -> None:
+        """Raises SettingsError where a client of so many samples goes over too many of them in a
+        round: all of the passes that its steps are of, in batches of `batch`."""
+        key = "steps" if self.steps else "passes"
+        for samples in sorted({*sizes} - {0}, reverse=True):
+            passes = self.passes or -(-self.steps // -(-samples // batch))
+            if passes * samples > MOST_WALKED:
+                raise SettingsError(
+                    f"sync.local.{key}",
+                    f"is {getattr(self, key)}, and a client of {samples} samples goes over them "
+                    f"{passes} times in a round then, {passes * samples:,} in all: expected at "
+                    f"most {MOST_WALKED:,}, and more train.rounds",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

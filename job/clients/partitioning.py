@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,12 @@ _ONLY_OF = {
     "key": "by-key",
 }
 """Keys that one kind has alone."""
+_NOT_OF_HOSTS = {
+    "min_samples": "each of which has what it has",
+    "held_out": "which hold out what data.holdout says",
+    "seed": "for whom nothing is drawn",
+}
+"""Keys that say nothing of kind "by-peer", and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,15 @@ class Partitioning(Settings):
                 f'is of convention "per-class"; with "{self.drawn}" all clients are of '
                 "equal size: leave it out",
             )
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, with what) for each key that says something of which nothing would come."""
+        if self.kind == "by-peer":
+            for key, why in _NOT_OF_HOSTS.items():
+                if getattr(self, key) != getattr(Partitioning, key):
+                    yield key, f"clients that are hosts, {why}"
+        elif self.kind == "by-key" and self.seed and not self.held_out:
+            yield "seed", 'kind = "by-key" and held_out = 0, which draw nothing'
 
     @property
     def drawn(self) -> Convention:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..sync import Sync
 from ..tables import CODEC_ROLES, Codec, Data, Output
 from ..training import Train
 from .tables_asked import Tables
@@ -59,16 +58,21 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
         if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
             yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
     yield from _unshared(job)
-    if kind != "allreduce":
-        return
-    if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
+    in_round = job.sync.per_round if data.where == "peer" else job.plan.replicas
+    yield from ((f"sync.{key}", what) for key, what in job.sync.idle(in_round))
+    divided = data.partition.idle() if data.partition is not None else ()
+    yield from ((f"data.partition.{key}", what) for key, what in divided)
+    if kind == "federated":
+        for role in ("activation", "activation_grad", "grad"):
+            if codec.of(role) not in ("none", "lossless"):
+                what = "one peer, or a pipeline that takes it not (codec.sync is for updates)"
+                key = role if getattr(codec, role) is not None else "default"
+                yield f"codec.{key}", f'sync.kind = "federated", where a client has {what}'
+    one = kind in ("allreduce", "federated")  # of others nothing is said of holders
+    if one and codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
         yield "codec.feedback", f'codec.grad = "{codec.of("grad")}", which loses nothing'
-    alike = 'sync.kind = "allreduce", where replicas exchange nothing'
-    if codec.sync != Codec.sync:
-        yield "codec.sync", f"{alike} (codec.grad is what carries gradients)"
-    for key in ("deadline", "quorum"):
-        if getattr(job.sync, key) != getattr(Sync, key):
-            yield f"sync.{key}", alike
+    if kind == "allreduce" and codec.sync != Codec.sync:
+        yield "codec.sync", 'sync.kind = "allreduce" (codec.grad is what carries gradients)'
 
 
 def _unshared(job: Tables) -> Iterator[tuple[str, str]]:

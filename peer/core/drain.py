@@ -3,8 +3,8 @@
 - The broker's drain: no new run is taken; when the present one ends it leaves for good.
 - The owner's stop, or the owner closing it: the broker is told, which has its part handed over to
   another peer and then says Leave, or says that nobody takes it (HandoverReply). In that case it
-  leaves after the step that it is in, and so it does without a broker; at the latest when the
-  broker said, or after `drain_s`.
+  leaves after the step that it is in, or after the round where its clients make no steps, and so it
+  does without a broker; at the latest when the broker said, or after `drain_s`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Drain:
         """Who asked for it; "closed": the owner, and it comes back."""
         self.hands_over = False
         """Whether it waits for its part to be handed over, or for the broker's word on it."""
-        self._step = -1  # whose end it waits for otherwise
+        self._place = (-1, -1)  # step and round, whose end it waits for otherwise
         self._at_once = False
         self.availability = Availability(options.terms)
 
@@ -93,7 +93,7 @@ class Drain:
 
     def _part_from(self, part: Assignment, now: float, *, away: bool) -> list[e.Instruction]:
         """A drain of the owner's begins, of which the broker hears if it is not away."""
-        self._step, self.hands_over = part.step, not away
+        self._place, self.hands_over = part.place, not away
         what = "the end of the step" if away else "the broker to say who takes its part"
         return self._wait(what, self._options.drain_s, now)
 
@@ -104,7 +104,7 @@ class Drain:
         if stay.within_s > 0:
             within_s = min(stay.within_s, self._options.hand_over_s)
             return self._wait(stay.reason.text, within_s, now)
-        self.hands_over, self._step = False, part.step
+        self.hands_over, self._place = False, part.place
         return self._wait(f"the end of the step: {stay.reason.text}", self._options.drain_s, now)
 
     def _wait(self, what: str, within_s: float, now: float) -> list[e.Instruction]:
@@ -129,7 +129,7 @@ class Drain:
             return ""
         if self.hands_over and part.phase not in (Phase.WARM, Phase.FAILED):
             return ""
-        stepped = part.phase is Phase.RUNNING and part.step > self._step
+        stepped = part.phase is Phase.RUNNING and part.place > self._place
         if self.by == "closed":
             return "the run" if stepped or not _has_a_part(part) else ""
         return "for good" if stepped or not _busy(part) else ""

@@ -160,9 +160,10 @@ class RoundResult:
     plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. moved: mean square of what
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
     left_out: places of clients that count for nothing, lost: of those whose state is gone, losses:
-    of those that count, in the order of their places, if they are told, from a `CONTRIBUTE`. code,
-    why: what is wrong. masks: what the broker is told of masks, where sums have some. said: what
-    this peer has signed of the attempt, from an `APPLY`."""
+    of those that count, in the order of their places, if they are told, skipped: steps of clients
+    that overflowed, from a `CONTRIBUTE`. code, why: what is wrong. masks: what the broker is told
+    of masks, where sums have some. said: what this peer has signed of the attempt, from an
+    `APPLY`."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
@@ -171,6 +172,7 @@ class RoundResult:
     left_out: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
+    skipped: int = 0
     code: str = ""
     why: str = ""
     masks: broker_pb2.MemberMasks | None = None

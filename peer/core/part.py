@@ -95,6 +95,12 @@ class Part:
         return self.steps.step if self.steps else int(self._assign.first_step)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The step and the round that it is in: clients that train side by side make no step."""
+        start = self.rounds.start if self.rounds is not None else None
+        return self.step, -1 if start is None else int(start.round)
+
+    @property
     def alive(self) -> bool:
         return self.phase is not Phase.FAILED
 

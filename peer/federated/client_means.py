@@ -27,6 +27,7 @@ def finite(trained: Iterable[Trained], squares: Mapping[int, float]) -> Iterator
                 {name: values[there] for name, values in some.values.items()},
                 tuple(some.steps[i] for i in there),
                 some.losses[there],
+                some.skipped,
             )
 
 

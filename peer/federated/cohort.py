@@ -46,12 +46,13 @@ class Trained:
     """What some participants came to, in the order of `participants`. values: by name, of trained
     parameters and of buffers that steps update, (participants, *shape). steps, losses:
     (participants,) each; steps are those that were made, without those whose batch has no sample
-    that counts; losses are the mean over them."""
+    that counts; losses are the mean over them. skipped: of these of all, those that overflowed."""
 
     participants: tuple[int, ...]
     values: dict[str, Tensor]
     steps: tuple[int, ...]
     losses: Tensor
+    skipped: int = 0
 
 
 def as_rows(values: Tensor) -> Tensor:
@@ -168,6 +169,7 @@ class Cohort:
             stack.values(),
             tuple(int(made) for made in counts.tolist()),
             (losses / counts).cpu(),
+            stack.skipped,
         )
 
     @property
@@ -276,6 +278,8 @@ class _Stack:
     ) -> None:
         """`scaler`: of losses, of all copies: they overflow together, or train one by one."""
         self._bends, self._scaler = bends, scaler
+        self.skipped = 0
+        """Steps of all copies, so far, that overflowed."""
         self._graph, self._train, self._active, self._steps = graph, train, copies, 0
         self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
@@ -348,6 +352,7 @@ class _Stack:
                 raise _ApartError
             if counts:
                 self._scaler.update(overflowed=not all(sound))
+                self.skipped += 0 if all(sound) else self._active
             grads = grads if all(sound) else {}  # which leaves all as it is
         if weights is not None:
             weights = torch.where(weights == 0, 1.0, weights)

@@ -53,12 +53,13 @@ __all__ = ["LocalCohort"]
 class _Aside:
     """What clients at `places` of the round's cohort came to, before more were to be trained: the
     mean by weight, by name, (elements,). total: of their weights. squares: the sum by weight of the
-    squared norm of what each moved."""
+    squared norm of what each moved. skipped: steps of theirs that overflowed."""
 
     places: frozenset[int]
     mean: dict[str, Tensor]
     total: int
     squares: float
+    skipped: int
 
 
 MOST_COPIES, MOST_BYTES = 64, 256 << 20
@@ -133,7 +134,9 @@ class LocalCohort(ClientSteps):
 
     def set_aside(self) -> None:
         mean = {n: t.detach().reshape(-1).clone() for n, t in self._moving.items()}
-        self._aside = _Aside(frozenset(places_of(self._start.cohort)), mean, *self._came)
+        self._aside = _Aside(
+            frozenset(places_of(self._start.cohort)), mean, *self._came, self.skipped
+        )
 
     @property
     def to_gradient(self) -> float:
@@ -149,6 +152,7 @@ class LocalCohort(ClientSteps):
         DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         self.left_out, self.lost, self.losses = (), (), ()
+        self.skipped = self._aside.skipped if self._aside else 0
         if start.steps:
             return super().work(shared)
         some, shares, places = self._new(start)
@@ -281,8 +285,9 @@ class LocalCohort(ClientSteps):
     def _measured(
         self, trained: Iterable[Trained], squares: dict[int, float], losses: dict[int, float]
     ) -> Iterator[Trained]:
-        """Pass clients on, and note the squared norm of what each moved, and the mean loss of its
-        steps; no number moved of those whose running statistics are none."""
+        """Pass clients on, and note the squared norm of what each moved, the mean loss of its
+        steps, and, where that may be told, how many overflowed; no number moved of those whose
+        running statistics are none."""
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
@@ -295,6 +300,8 @@ class LocalCohort(ClientSteps):
                     total += torch.where(as_rows(values.isfinite()).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
             losses |= zip(some.participants, some.losses.tolist(), strict=True)
+            if self._cohorts.privacy is None and not self._cohorts.secure:
+                self.skipped += some.skipped
             yield some
 
     def _all_steps(

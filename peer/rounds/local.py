@@ -32,6 +32,8 @@ class LocalSteps:
         self.losses: tuple[float, ...] = ()
         """What clients came to that `work` trained and that count, in the order of their places:
         the mean loss of their steps; none where it is not told."""
+        self.skipped = 0
+        """Steps of clients of the round that overflowed under fp16; 0 where it is not told."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""

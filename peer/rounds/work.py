@@ -201,6 +201,7 @@ class RoundWork(Generic[V]):
             left_out=self.local.left_out,
             lost=self.local.lost,
             losses=self.local.losses,
+            skipped=self.local.skipped,
             masks=masks,
         )
 

@@ -124,6 +124,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         raise RunSpecError(problem)
     try:
         job = Job.from_json(spec.job)
+        job.sync.local.check_walked(spec.client_sizes, job.train.batch)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise RunSpecError(f"the job of the run is not valid: {error}") from None
     if spec.local and job.data.where != "peer":

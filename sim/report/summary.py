@@ -122,7 +122,8 @@ class Summary:
     visits: tuple[int, ...] = ()
     """Where they do: by stage, microbatches of a step that visit it."""
     skipped_steps: int = 0
-    """Under fp16: steps whose gradients overflowed, so that nothing was updated."""
+    """Under fp16: steps whose gradients overflowed, so that nothing was updated; of federated
+    training, clients' own."""
     loss_scale: float = 0.0
     """Of the last step; 0: losses are not scaled."""
     inexact_from: int = 0
@@ -155,7 +156,7 @@ class Summary:
     the 2-norm of a client's move), mean_moved, and alike: the latter by the former; staleness, of
     clients that may begin with older versions, as pairs of versions made since and clients;
     chosen_by, of a job with a rule for who is in a round: "rule", or "run" where it had said
-    nothing;
+    nothing; skipped, under fp16, local steps of clients that overflowed, where some did;
     where noise hides clients clients_moved is 0, alike None, and mean_moved of the noisy mean, and
     there are noisy_sums, made until then, and the epsilon that they come to."""
     local_losses: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)

@@ -95,8 +95,10 @@ def _learned(s: Summary) -> Iterator[str]:
     if s.eval_loss is not None and s.unigram_entropy is not None:
         side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
         text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
+    if s.loss_scale or s.skipped_steps:
+        text += f", {s.skipped_steps} steps skipped by overflow"
     if s.loss_scale:
-        text += f", {s.skipped_steps} steps skipped by overflow (loss scale {s.loss_scale:g})"
+        text += f" (loss scale {s.loss_scale:g})"
     if s.half_loss is not None:
         worse = f" ({s.half_loss / s.eval_loss - 1:+.1%})" if s.eval_loss else ""
         text += f", without {len(s.half_without)} blocks {s.half_loss:.3f}{worse}"

@@ -7,7 +7,7 @@ with signals and with the forwarding process.
     after, now                    seconds since the simulation began; calls come in a thread here
 
 Steps are seen only once they are committed, so a fault of step k comes as soon as step k - 1 is
-done; what lies within a step is not seen at all.
+done, and one of round k as the broker begins it; what lies within a step is not seen at all.
 """
 
 from __future__ import annotations
@@ -100,15 +100,18 @@ class Surface:
         return len(self._to_come)
 
     def see(self, event: broker_pb2.RunEvent) -> None:
-        """Takes in an event of the run: the step after a committed one has begun."""
-        step = -1
+        """Takes in an event of the run: the step after a committed one has begun, or a round."""
+        step, observe = -1, self.observe
+        if event.HasField("round_begun") and observe is not None:
+            start = broker_pb2.RoundStart(round=event.round_begun.round)
+            observe(Observed(self.now, "", p.BeginRound("", 0, start)))
         if event.HasField("step"):
             step = event.step.step + 1
         elif event.HasField("state") and event.state.phase == broker_pb2.RUNNING:
             step = event.state.step
-        if step >= 0 and self.observe is not None:
+        if step >= 0 and observe is not None:
             begun = p.Compute(event.state.run, 0, step, Action(Kind.FORWARD, 0))
-            self.observe(Observed(self.now, "", begun))
+            observe(Observed(self.now, "", begun))
 
     def _run(self) -> None:
         heap: list[_Call] = []

@@ -179,3 +179,10 @@ def test_without_the_accountant_it_is_said_how_to_get_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
     with pytest.raises(SettingsError, match=r"shoal\[privacy\]"):
         least_in_shares(1.0, 1e-5, 9)
+
+
+@pytest.mark.parametrize("epsilon", [9e-7, 1e-12, 1e-308])
+def test_a_budget_below_the_accountants_digits_is_refused(epsilon: float) -> None:
+    """With 1e-308 the search for its noise had no end."""
+    with pytest.raises(SettingsError, match="expected 1e-06 or more"):
+        with_noise(job_of(epsilon=epsilon))

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.client import Client, Refused, connect
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
+from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.federated.batches import Participant, batches
 from shoal.proto import broker_pb2
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
@@ -143,6 +144,9 @@ async def test_what_cannot_be_is_said_before_anything_starts(lab: Lab) -> None:
 
     with pytest.raises(ValueError, match="is 2, and there are 1 clients"):
         await asyncio.to_thread(submit, job_of(lab))
+    one, five = job_of(lab, per_round=1), Partitioning(kind="by-peer", clients=5)
+    with pytest.raises(ValueError, match=r"partition\.clients. is 5, and 1 host of .* answered"):
+        await asyncio.to_thread(submit, replace(one, data=replace(one.data, partition=five)))
     await lab.join("odd", data={"patients": {"path": str(odd)}})
     with pytest.raises(ValueError, match=r"different forms: x float32\[6\].* and x float32\[5\]"):
         await asyncio.to_thread(submit, job_of(lab))

@@ -131,6 +131,21 @@ def test_what_the_planner_decides_leaves_no_idle_key() -> None:
     assert (alike.codec.sync, alike.sync.quorum, alike.sync.deadline) == ("none", "100%", "auto")
 
 
+def test_a_quorum_is_exact_and_wants_no_more_than_there_are() -> None:
+    def found(quorum: int | str) -> Job:
+        sync, plan = {"kind": "local", "quorum": quorum}, {"replicas": 4}
+        return Job(model="a:b", steps=4, sync=sync, plan=plan)
+
+    wanted = {"12.5%": 1, "12.6%": 2, "33.3%": 3, "0.1%": 1, "100%": 8, 9: 8, 3: 3}
+    assert {q: found(q).sync.needed(8) for q in wanted} == wanted
+    for wrong in ("half", "0%", "100.1%", 0, -1):
+        with pytest.raises(SettingsError, match=r"sync\.quorum"):
+            found(wrong)
+    found(4).check_idle()
+    with pytest.raises(SettingsError, match=r"`sync\.quorum` is 5, .* with 4 replicas"):
+        found(5).check_idle()
+
+
 def test_a_change_of_the_method_leaves_no_idle_key() -> None:
     table = {"kind": "local", "every": 2, "quorum": "50%", "deadline": "3s"}
     found = Job(model="a:b", steps=4, sync=table, codec={"sync": "int8"})

@@ -82,6 +82,7 @@ class Rounds:
         it takes no part in the attempt, whose keys or shares are not as they should be."""
         self._drift = self._clients_moved = self._local_s = 0.0
         self._losses: tuple[float, ...] = ()
+        self._skipped = 0
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
 
@@ -263,6 +264,7 @@ class Rounds:
         match action.kind:
             case Kind.CONTRIBUTE:
                 self._drift, self._clients_moved = found.drift, found.moved
+                self._skipped = found.skipped
                 self._losses, self._local_s = found.losses, result.seconds if found.losses else 0.0
                 return [self._report(0, now, found)]
             case Kind.EXCHANGE:
@@ -324,6 +326,7 @@ class Rounds:
             drift=self._drift,
             clients_moved=self._clients_moved,
             losses=self._losses if attempt else (),
+            skipped=self._skipped,
             local_s=self._local_s if attempt else 0.0,
             mean_moved=found.moved if attempt else 0.0,
             left_out=found.left_out,

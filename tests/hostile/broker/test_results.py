@@ -70,7 +70,7 @@ def test_no_number_of_a_peer_ends_the_pages_data(
 ) -> None:
     report = StepReport(outcome=outcome, evaluation=evaluation)
     sound_report(report)
-    of_round = RoundReport(evaluation=evaluation, drift=drift, waited_s=drift)
+    of_round = RoundReport(evaluation=evaluation, drift=drift, waited_s=drift, skipped=2**64 - 1)
     sound_round(of_round)
     events = [RunEvent() for _ in range(4)]
     for event in events[:2]:
@@ -78,6 +78,7 @@ def test_no_number_of_a_peer_ends_the_pages_data(
         event.step.evaluation.CopyFrom(report.evaluation)
     events[2].evaluated.evaluation.CopyFrom(of_round.evaluation)
     events[3].round_done.drift = of_round.drift
+    events[3].round_done.skipped = 10_000 * of_round.skipped
     shown(*events)
     for metric in (*report.outcome.metrics, *report.evaluation.metrics):
         assert metric.name.isprintable()

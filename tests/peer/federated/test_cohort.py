@@ -157,11 +157,14 @@ def test_each_comes_to_what_it_would_alone(
     assert_as_alone(name, optimizer)
 
 
-def test_attention_is_vectorised_over_participants(capfd: pytest.CaptureFixture[str]) -> None:
-    """The fused one has no such form, and each call of it would say so."""
+@pytest.mark.parametrize("name", ["attending", "normed"])
+def test_nothing_is_said_of_operators_at_each_call(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fused attention has no vectorised form, and nor has a batch norm."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert_as_alone("attending", "sgd")
+        assert_as_alone(name, "sgd")
     assert "performance drop" not in "".join([*map(str, said), *capfd.readouterr()])
 
 

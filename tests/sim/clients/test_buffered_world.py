@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.broker.events import Persist
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
-from shoal.peer.core.events import BeginRound
 from shoal.proto.broker_pb2 import DONE, FAILED, RoundDone, RoundWork
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.plain_cohorts import expected_versions, last_version
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.orders import ActionTimes
+from shoal.tests.sim.clients.moments import broker_again, losing
 
 from .test_diverged_clients import odd_job
 from .test_federated_world import exported, job_of, world_of
@@ -143,19 +142,8 @@ def test_whoever_is_lost_at_any_moment_its_clients_are_nobodys(
     lab = of(captured, rounds=4)
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(lab), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers[lost].alive:
-                world.kill(lost)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, count = losing(world, lab.spec, deadly, lost)
         return world, run, count
 
     _, _, records = play(0)
@@ -175,18 +163,8 @@ def test_whenever_the_broker_is_started_again_it_goes_on(
     lab, takes["p1"] = of(captured, rounds=4), 3.5
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, written = world_of(lab), 0
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal written
-            checks(seen)
-            written += isinstance(seen.record, Persist)
-            if isinstance(seen.record, Persist) and written == deadly:
-                world.restart_broker(0.2)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, written = broker_again(world, lab.spec, deadly, 0.2)
         return world, run, written
 
     world, run, records = play(0)

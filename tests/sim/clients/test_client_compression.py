@@ -15,11 +15,11 @@ from shoal.compression.sparse.topk import TopK
 from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
 from shoal.job.clients.client_compression import ClientLinks
-from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.round_log import committed_rounds
+from shoal.tests.sim.clients.moments import in_rounds
 from shoal.tests.sim.clients.test_federated_world import METHODS, assert_expected, job_of, world_of
 from shoal.tests.sim.conftest import Laboratory
 
@@ -159,21 +159,15 @@ def test_who_is_lost_leaves_the_others_as_they_were_told(
     lab = sending(base, "bcrs+opwa")
 
     def play(kill: int, restart: int) -> tuple[list[Any], list[int]]:
-        world, count = world_of(lab), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
+        world = world_of(lab)
 
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == kill > 0 and world.peers["p1"].alive:
+        def strike(number: int) -> None:
+            if number == kill and world.peers["p1"].alive:
                 world.kill("p1")
-            if count == restart > 0:
+            if number == restart:
                 world.restart_broker(1.0)
 
-        world.observe = observe
-        world.finish(run)
+        run, _ = in_rounds(world, lab.spec, strike)
         done = assert_expected(lab, world, run)
         begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
         told = [

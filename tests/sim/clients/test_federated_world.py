@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from shoal.broker.events import Persist
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.job.clients.local_work import LocalWork
@@ -42,6 +41,7 @@ from shoal.sim.plain.client_methods import (
 from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions, last_version
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.clients.moments import broker_again, losing
 
 MODEL = """
 from torch import nn
@@ -212,19 +212,8 @@ def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
     lab = laboratory(job_of(tmp_path, method))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(lab), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, count = losing(world, lab.spec, deadly)
         return world, run, count
 
     _, _, records = play(0)
@@ -266,18 +255,8 @@ def test_whenever_the_broker_is_started_again_nothing_changes(
     lab = laboratory(job_of(tmp_path, "fedadam"))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, written = world_of(lab), 0
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal written
-            checks(seen)
-            written += isinstance(seen.record, Persist)
-            if isinstance(seen.record, Persist) and written == deadly:
-                world.restart_broker(1.0)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, written = broker_again(world, lab.spec, deadly)
         return world, run, written
 
     world, run, records = play(0)
@@ -481,7 +460,7 @@ def test_of_a_model_that_is_partly_frozen_the_rest_is_trained(
         torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("change", ["fewer sizes", "no partition"])
+@pytest.mark.parametrize("change", ["fewer sizes", "no partition", "too long walks"])
 def test_a_run_whose_clients_are_not_known_is_refused(
     laboratory: Callable[[Job], Any], tmp_path: Path, change: str
 ) -> None:
@@ -489,8 +468,12 @@ def test_a_run_whose_clients_are_not_known_is_refused(
     spec = copy.deepcopy(lab.spec)
     if change == "fewer sizes":
         del spec.client_sizes[-1]
+    elif change == "too long walks":
+        sync = replace(lab.job.sync, local=LocalWork(passes=2**20))
+        spec.job, spec.client_sizes[3] = replace(lab.job, sync=sync).to_json(), 17
     else:
         data = replace(lab.job.data, where="peer", source="cases", partition=None)
         spec.job = replace(lab.job, data=data).to_json()
-    with pytest.raises(ValueError, match="client_sizes of the run has"):
+    why = "client_sizes of the run has|goes over them 1048576 times"
+    with pytest.raises(ValueError, match=why):
         world_of(lab).submit(spec)

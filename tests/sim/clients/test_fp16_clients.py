@@ -12,11 +12,11 @@ import pytest
 
 from shoal.job import Job
 from shoal.job.training import LossScale
-from shoal.peer.core.events import BeginRound
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain import plain_cohorts
 from shoal.sim.plain.oracle import scaler_of
-from shoal.sim.plain.plain_cohorts import expected_versions, last_version
+from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions, last_version
+from shoal.tests.sim.clients.moments import losing
 from shoal.tests.sim.clients.test_federated_world import exported, job_of, world_of
 
 EAGER = LossScale(init_scale=2.0**19, growth_interval=2)
@@ -64,6 +64,9 @@ def check(lab: Any, world: Any, run: str, monkeypatch: pytest.MonkeyPatch) -> li
     wanted = expected_versions(lab.module, lab.job, events, reader, size=4)
     assert said
     assert wanted == pytest.approx(said, rel=1e-2)
+    each, cohorts = iter(skips), committed_cohorts(events, lab.job, reader)
+    told = [e.round_done.skipped for e in events if e.HasField("round_done")]
+    assert told == [sum(sum(next(each)) for _ in cohort) for cohort in cohorts]
     return skips
 
 
@@ -115,19 +118,8 @@ def test_whoever_is_lost_clients_come_to_the_same(
     lab = laboratory(scaled(tmp_path))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(lab), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, count = losing(world, lab.spec, deadly)
         return world, run, count
 
     _, _, records = play(0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.broker.events import Persist, Publish, RunAsked, RunId
+from shoal.broker.events import Publish, RunAsked, RunId
 from shoal.broker.links.probing import Probing
 from shoal.broker.policies import segments
 from shoal.broker.records.run import RunRecord
@@ -40,6 +40,7 @@ from shoal.sim.plain.plain_cohorts import (
 )
 from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.clients.moments import broker_again, in_rounds
 
 from .test_federated_world import MODEL, exported, job_of
 
@@ -413,21 +414,16 @@ def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
 @pytest.mark.parametrize("returns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whichever_host_is_lost_at_any_moment_the_others_go_on(hosts: Hosts, returns: bool) -> None:
     def play(deadly: int, lost: str) -> tuple[Any, str, int]:
-        world, count = hosts.world(), 0
-        run, checks = world.submit(hosts.spec), world.observe
+        world = hosts.world()
         spec = next(p for p in hosts.peers if p.name == lost)
 
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers[lost].alive:
+        def lose(number: int) -> None:
+            if number == deadly and world.peers[lost].alive:
                 world.kill(lost)
                 if returns:
                     world.after(2.0, lambda: world.join(spec))
 
-        world.observe = observe
-        world.finish(run)
+        run, count = in_rounds(world, hosts.spec, lose)
         return world, run, count
 
     _, _, records = play(0, "h1")
@@ -440,20 +436,20 @@ def test_whichever_host_is_lost_at_any_moment_the_others_go_on(hosts: Hosts, ret
     assert without or returns, "nobody was ever missing"
 
 
+def test_an_owner_who_withdraws_is_gone_from_the_next_round_on(hosts: Hosts) -> None:
+    """Clients make no step behind which it could leave: it had stayed for all of drain_s."""
+    world = hosts.world()
+    run, _ = in_rounds(world, hosts.spec, lambda number: world.leave("h1") if number == 3 else None)
+    done = hosts.assert_expected(world, run)
+    formed = next(e.formed for e in world.events(run) if e.HasField("formed"))
+    [left] = [n for n, r in enumerate(formed.replicas) if [*r.peers] == ["h1"]]
+    assert not any(m.replica == left for d in done[1:] for m in d.members)
+
+
 def test_whenever_the_broker_is_started_again_each_trains_its_own(hosts: Hosts) -> None:
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, written = hosts.world(), 0
-        run, checks = world.submit(hosts.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal written
-            checks(seen)
-            written += isinstance(seen.record, Persist)
-            if isinstance(seen.record, Persist) and written == deadly:
-                world.restart_broker(1.0)
-
-        world.observe = observe
-        world.finish(run)
+        world = hosts.world()
+        run, written = broker_again(world, hosts.spec, deadly)
         return world, run, written
 
     _, _, records = play(0)

@@ -22,6 +22,7 @@ from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.plain_cohorts import committed_cohorts
 from shoal.sim.plain.round_log import committed_rounds
 
+from .moments import in_rounds
 from .test_federated_world import assert_expected, job_of, world_of
 
 
@@ -112,6 +113,30 @@ def test_whenever_the_broker_is_started_again_meanwhile_they_count_once(
         assert_expected(lab, world, run)
         counts |= {len(c) for c in clients(lab, world, run)}
     assert max(counts) == 5
+
+
+@pytest.mark.parametrize("name", ["p0", pytest.param("p1", marks=pytest.mark.slow)])
+def test_who_leaves_waits_for_nobody_to_take_its_part(
+    laboratory: Callable[[Job], Any], tmp_path: Path, name: str
+) -> None:
+    """Clients make no step behind which a spare peer with a copy could: it had waited for all of
+    the time that steps take where nothing is known of them, 300 s."""
+    lab = laboratory(job_of(tmp_path, "fedavg", 6))
+    world, at = world_of(lab, 4), 0.0
+
+    def leave(number: int) -> None:
+        nonlocal at
+        if number == 260:
+            at = world.now
+            world.leave(name)
+
+    run, _ = in_rounds(world, lab.spec, leave)
+    assert_expected(lab, world, run)
+    waits = [line for line in world.log if f" {name} waits for" in line]
+    assert not any("to take its part at step" in line for line in waits), waits
+    ends = [e.at_s for e in world.events(run) if e.HasField("round_done") and e.at_s > at]
+    gone = [line for line in world.log if f" {name} says goodbye" in line]
+    assert not waits or float(gone[0].split()[0]) < ends[1], "behind the round, at the latest"
 
 
 @pytest.mark.parametrize(

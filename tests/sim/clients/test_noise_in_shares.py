@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.broker.events import Persist
 from shoal.broker.policies import segments
 from shoal.broker.rounds.secure_sums import SecureSums
 from shoal.dag.rounds.noise import VectorNoise
@@ -20,6 +19,7 @@ from shoal.dag.rounds.vector import Span
 from shoal.job import Job
 from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.proto.broker_pb2 import FAILED, RunSpec
+from shoal.tests.sim.clients.moments import broker_again
 from shoal.tests.sim.clients.test_federated_world import METHODS, job_of, world_of
 from shoal.tests.sim.clients.test_private_world import CLIP, assert_expected
 from shoal.tests.sim.rounds.test_secure_world import PHASES
@@ -164,18 +164,8 @@ def test_a_broker_that_is_started_again_counts_every_attempt(
 
     def play(deadly: int) -> tuple[Any, str, int, Shares]:
         with monkeypatch.context() as patch:
-            shares, world, written = Shares(patch), world_of(lab), 0
-            run, checks = world.submit(lab.spec), world.observe
-
-            def observe(seen: Any) -> None:
-                nonlocal written
-                checks(seen)
-                written += isinstance(seen.record, Persist)
-                if isinstance(seen.record, Persist) and written == deadly:
-                    world.restart_broker(1.0)
-
-            world.observe = observe
-            world.finish(run)
+            shares, world = Shares(patch), world_of(lab)
+            run, written = broker_again(world, lab.spec, deadly)
         return world, run, written, shares
 
     _, _, records, _ = play(0)

@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.broker.events import Persist
 from shoal.broker.policies import segments
 from shoal.client import submission
 from shoal.dag.rounds.vector import Span
 from shoal.job import Job
 from shoal.job.clients.client_privacy import SPARE_SUMS, ClientPrivacy
-from shoal.peer.core.events import BeginRound
 from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto.broker_pb2 import DONE, FAILED, RoundPlan
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
+from shoal.tests.sim.clients.moments import broker_again, losing
 from shoal.tests.sim.clients.test_federated_world import METHODS, exported, job_of, world_of
 
 CLIP = 0.4
@@ -135,20 +134,9 @@ def test_whoever_is_lost_at_any_moment_no_noise_is_in_two_sums_and_none_is_not_c
     lab = laboratory(private(tmp_path))
 
     def play(deadly: int) -> tuple[Any, str, int, Drawn]:
-        drawn, count = Drawn(monkeypatch), 0
+        drawn = Drawn(monkeypatch)
         world = world_of(lab)
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world.observe = observe
-        world.finish(run)
+        run, count = losing(world, lab.spec, deadly)
         monkeypatch.undo()
         monkeypatch.setattr(segments, "UNDIVIDED", 10)
         return world, run, count, drawn
@@ -172,18 +160,8 @@ def test_a_broker_that_is_started_again_counts_on(
     lab = laboratory(private(tmp_path))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, written = world_of(lab), 0
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal written
-            checks(seen)
-            written += isinstance(seen.record, Persist)
-            if isinstance(seen.record, Persist) and written == deadly:
-                world.restart_broker(1.0)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, written = broker_again(world, lab.spec, deadly)
         return world, run, written
 
     _, _, records = play(0)

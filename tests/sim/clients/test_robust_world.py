@@ -15,7 +15,6 @@ import torch
 from shoal.broker.policies import segments
 from shoal.dag.rounds import combiners, wiring
 from shoal.job import Job
-from shoal.peer.core.events import BeginRound
 from shoal.peer.rounds.algebra import RoundAlgebra
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.ghost.device import Ghosts
@@ -24,6 +23,7 @@ from shoal.sim.ghost.rounds import HashAlgebra
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
 from shoal.sim.plain.round_log import committed_rounds
+from shoal.tests.sim.clients.moments import losing
 from shoal.tests.sim.clients.test_federated_world import METHODS, exported, job_of, world_of
 
 RULES: dict[str, dict[str, Any]] = {
@@ -111,19 +111,8 @@ def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
     lab = laboratory(robust(tmp_path, aggregate))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(lab), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == 3)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers[lost].alive:
-                world.kill(lost)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, count = losing(world, lab.spec, deadly, lost)
         return world, run, count
 
     _, _, records = play(0)

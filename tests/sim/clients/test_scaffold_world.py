@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.broker.events import Persist
 from shoal.job import Job, SettingsError
 from shoal.job.clients.client_compression import ClientLinks, CompressionOptions
 from shoal.job.clients.client_privacy import ClientPrivacy
@@ -22,6 +21,7 @@ from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import FederatedResult, train_cohorts
 from shoal.sim.plain.client_methods import Scaffold
 from shoal.sim.plain.plain_cohorts import committed_cohorts, method_of
+from shoal.tests.sim.clients.moments import broker_again, losing
 from shoal.tests.sim.clients.test_federated_world import exported, job_of, world_of
 
 LOSSES = (10, 17, 29)
@@ -94,19 +94,8 @@ def playing(lab: Any, peers: int) -> Callable[[int], tuple[Any, str, int]]:
     """Return what plays a run, of which p1 dies at a moment, and how many moments there are."""
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(lab, peers), 0
-        world.until(lambda: len(world.broker.machine.members.pool) == peers)
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab, peers)
+        run, count = losing(world, lab.spec, deadly)
         return world, run, count
 
     return play
@@ -159,18 +148,8 @@ def test_whenever_the_broker_is_started_again_state_is_where_it_was(
     lab = laboratory(scaffold(tmp_path))
 
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, written = world_of(lab), 0
-        run, checks = world.submit(lab.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal written
-            checks(seen)
-            written += isinstance(seen.record, Persist)
-            if isinstance(seen.record, Persist) and written == deadly:
-                world.restart_broker(1.0)
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(lab)
+        run, written = broker_again(world, lab.spec, deadly)
         return world, run, written
 
     world, run, records = play(0)

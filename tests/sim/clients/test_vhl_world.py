@@ -17,13 +17,13 @@ from torch import Tensor
 from shoal.client.files.exported import state_of
 from shoal.job import Job
 from shoal.job.clients.local_work import LocalWork, VhlOptions
-from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
 from shoal.sim.plain.client_methods import FedAdam, FedAvg, FedNova, FedProx
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
 from shoal.sim.plain.plain_vhl import VhlClient, with_places
+from shoal.tests.sim.clients.moments import losing
 from shoal.tests.sim.conftest import Laboratory
 
 from .test_federated_world import exported, world_of
@@ -208,18 +208,8 @@ def test_versions_are_judged_by_the_models_own_classes(base: Laboratory) -> None
 
 def test_whoever_is_lost_its_clients_are_left_out(base: Laboratory) -> None:
     def play(deadly: int) -> tuple[Any, str, int]:
-        world, count = world_of(base, 2), 0
-        run, checks = world.submit(base.spec), world.observe
-
-        def observe(seen: Any) -> None:
-            nonlocal count
-            checks(seen)
-            count += bool(count) or isinstance(seen.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world.observe = observe
-        world.finish(run)
+        world = world_of(base, 2)
+        run, count = losing(world, base.spec, deadly)
         return world, run, count
 
     _, _, records = play(0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal.dag.schedule.schedule import Action
 from shoal.job.settings import SettingsError
 from shoal.peer.core import events as p
-from shoal.proto.broker_pb2 import RoundStart
+from shoal.proto.broker_pb2 import RoundBegun, RoundStart, RunEvent
 from shoal.sim.faults import damage, faults
 from shoal.sim.faults.churn import random_churn
 from shoal.sim.faults.damage import FLAP_S
@@ -377,3 +377,13 @@ def test_real_processes_answer_what_faults_ask_of_a_world() -> None:
     assert {"corrupts", "network.break_link"} <= asked
     for name in sorted(asked):
         operator.attrgetter(name)(surface)
+
+
+def test_real_processes_begin_a_round_when_their_broker_says_so() -> None:
+    surface = Surface(cast(Any, None), cast(Any, None), {}, {}, lambda mark: None)
+    played = Faults(cast(Any, surface), [f.broker_restart(at_round=1)])
+    played.start()
+    for number in (0, 1):
+        assert not surface.pending
+        surface.see(RunEvent(round_begun=RoundBegun(round=number)))
+    assert surface.pending, "it is to happen"

@@ -62,15 +62,18 @@ def test_a_round_tells_how_many_clients_were_asked_came_and_were_lost() -> None:
     done = RoundDone(
         **{"round": 0, "attempt": 2, "members": [RoundMember(replica=0, weight=40)]},
         **{"clients_moved": 2.0, "mean_moved": 0.5, "sent_bytes": 10, "seconds": 3.0},
+        skipped=7,
     )
     rows = RoundRows()
     rows.see(begins)
     rows.see(RunEvent(round_done=done))
     [row] = rows.rows
     assert (row.asked, row.came, row.alike) == (8, 5, 0.25)
-    assert "5 of 8 clients, alike by 25%" in sentence(row)
+    said = "5 of 8 clients, alike by 25%, 7 local steps skipped: overflow"
+    assert said in sentence(row)
     told = row.table()
     assert "staleness" not in told
+    assert told["skipped"] == 7
     assert (told["clients_asked"], told["clients_came"], told["clients_lost"]) == (8, 5, 3)
     s = Summary(name="job", world="virtual", seed=1, rounds=(told,))
     body = rounds_of(s, {})[-1].html()
