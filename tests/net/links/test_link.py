@@ -23,7 +23,13 @@ from shoal.net.links.messages import (
     decode,
 )
 from shoal.net.links.patience import LEAST_BYTES
-from shoal.net.links.transport import FrameAcknowledged, FrameArrived, LinkError
+from shoal.net.links.transport import (
+    GROWS_S,
+    FrameAcknowledged,
+    FrameArrived,
+    FrameGrows,
+    LinkError,
+)
 
 ACT, GRAD, SYNC, SNAP = Role.ACTIVATION, Role.ACTIVATION_GRAD, Role.SYNC, Role.SNAPSHOT
 
@@ -416,3 +422,21 @@ def test_no_credit_is_lost_that_a_sender_needs(slots, acts):
         carry()
         release()
         assert released > before, f"{arrived} of {sent} came"
+
+
+@pytest.mark.parametrize("role", [Role.ROUND, ACT])
+def test_of_a_rounds_frame_that_takes_long_it_is_said_that_it_grows(pair, role) -> None:
+    """Every `GROWS_S`, between its first piece and its last one, and of no other frame."""
+    a, b = pair
+    long = key(role)
+    a.send(long, payload(8 * MIN_CHUNK_BYTES))
+    pieces, heard = [], []
+    while (parts := a.pull(0.0)) is not None:
+        pieces += decode(b"".join(parts))
+    for i, message in enumerate(pieces):
+        heard.append([type(event) for event in b.receive(message, i * 0.6 * GROWS_S)])
+    assert len(pieces) > 3
+    grows = [i for i, events in enumerate(heard) if events == [FrameGrows]]
+    wanted = range(2, len(pieces) - 1, 2) if role is Role.ROUND else ()
+    assert grows == [*wanted]
+    assert heard[-1] == [FrameArrived]
