@@ -157,7 +157,8 @@ def _givers_near(
 ) -> Floats:
     """(intervals,): how many give what an interval has, in its place, in the mean; 1 at least."""
     shared = (common * (first[:, None] & near)).sum(axis=0)
-    return np.maximum(1.0, np.divide(shared, long, out=np.ones_like(long), where=long > 0))
+    found: Floats = np.maximum(1.0, np.divide(shared, long, out=np.ones_like(long), where=long > 0))
+    return found
 
 
 def _shares(m: Floats, turn: Floats, near: NDArray[np.bool_], replicas: int) -> Floats:
