@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from shoal.benchmarks.sync.exposed import ARGS, FLOPS, ghosts
 from shoal.benchmarks.sync.worlds import MBIT, Field, lines
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.policies import places, policy
+from shoal.broker.policies import policy
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
+from shoal.planner.network.places import places_of
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.spec import PeerSpec
 
@@ -115,7 +116,7 @@ def large() -> list[Figure]:
     names, found = [f"p{i:02}" for i in range(REPLICAS)], []
     with Field(JOB) as field:
         for near in (True, False):
-            with patch.object(policy, "places_of", places.places_of if near else nowhere):
+            with patch.object(policy, "places_of", places_of if near else nowhere):
                 ran = field.play(
                     specs_of(names), network(names), device=ghosts(), settled_s=SETTLED_S
                 )

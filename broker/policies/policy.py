@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from ...dag.plan.plan import PeerId
+from ...planner.network.places import places_of
 from ...proto.broker_pb2 import (
     ClientReports,
     ClientUploads,
@@ -30,7 +31,6 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.checkpoints import AUTO_S
 from .disputes import doubted
 from .handing import at_most, local_work
-from .places import places_of
 from .round_view import (
     Blame,
     ExchangeGroup,

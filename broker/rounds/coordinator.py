@@ -55,7 +55,7 @@ from .contributions import goes_on, standing
 from .evaluations import Evaluations
 from .exchange_planner import ExchangePlanner
 from .grid import Grid
-from .saving import finish, last_start, save_version
+from .saving import finish, save_version
 from .under_way import RoundUnderWay
 
 __all__ = ["RoundCoordinator"]
@@ -290,6 +290,9 @@ class RoundCoordinator:
         inside = number in rounds.versions.inside
         if not inside or said.attempt != self._round.attempts.of(number):
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
+        if said.came:
+            self._round.goes_on(member, number, said, now)
+            return []
         if self._round.masks.begun and said.HasField("problem"):  # and there is no other attempt
             why = clean(said.problem.text, 500)
             fields = (("run", self.run.id), ("peer", member.id), ("why", why))
@@ -393,10 +396,4 @@ class RoundCoordinator:
 
     def again(self, number: int, member: Member) -> list[Instruction]:
         """What a holder may not have heard."""
-        replica, starts = self._replica(number), []
-        if replica.context.work is not None and replica.record.running:
-            starts.append(self._policy.start_of(self.rounds, replica.id, replica.context.work))
-        if self.rounds.work.over and replica.record.phase == EXPORTING:
-            starts.append(last_start(self.run, replica))
-        told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
-        return [*told, *self._round.tell_again(member)]
+        return self._round.tell_again(self._replica(number), member)

@@ -21,10 +21,10 @@ MOST_CLAIMS = 1024
 """Of one peer about one attempt: they are 34 bytes each, and a message has room for 64 KB."""
 _FINER = 8
 """Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
-_EXCHANGE_S, _SLOW_BYTES_PER_S, _SLOWEST_BYTES_PER_S = 60.0, 1.25e6, 2.5e4
-"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, or over a
-member's line that is known to carry less, for each client whose contribution comes by itself; for
-nobody's line it is longer than for one of 0.2 Mbit/s."""
+_EXCHANGE_S, _USUAL_BYTES_PER_S, _LEAST_BYTES_PER_S = 60.0, 1.25e6, 2.5e4
+"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, for each
+client whose contribution comes by itself. It goes on as long as something of it comes, but not for
+longer than over a link of 0.2 Mbit/s."""
 
 
 class ExchangePlanner:
@@ -34,16 +34,29 @@ class ExchangePlanner:
     def __init__(self, run: Run, members: Membership) -> None:
         self._run, self._rounds, self._members = run, run.rounds, members
         self._dials: dict[frozenset[PeerId], tuple[tuple[int, ...], PeerId, DialOrder]] = {}
-        self._slowest = _SLOW_BYTES_PER_S
 
     @property
     def attempt_s(self) -> float:
-        """How long an attempt may take."""
+        """How long an attempt may take, whatever comes of it."""
+        return self._within_s(_USUAL_BYTES_PER_S)
+
+    @property
+    def longest_s(self) -> float:
+        """How long an attempt may take of which something comes all the time."""
+        return self._within_s(_LEAST_BYTES_PER_S)
+
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing may come of an attempt that has had its time: a peer has said by then
+        what it lacks."""
+        return (self.attempt_s + _EXCHANGE_S) / 2
+
+    def _within_s(self, bytes_per_s: float) -> float:
         plan = self._run.replicas[min(self._rounds.work.given)].record.plan
         elements = sum(s.elements for s in plan.outline.stages) if plan else 0
         cohorts = self._run.submitted.requirements.cohorts
         rows = cohorts.per_round if cohorts and cohorts.by_client else 1
-        return _EXCHANGE_S + 16 * elements * rows / self._slowest
+        return _EXCHANGE_S + 16 * elements * rows / bytes_per_s
 
     def plans(self, exchanges: Iterable[ExchangeGroup]) -> dict[PeerId, RoundPlan]:
         """By peer, what it does in the present attempt."""
@@ -58,11 +71,8 @@ class ExchangePlanner:
         versions, work = self._rounds.versions, self._rounds.work
         everybody = [*exchange.weights, *exchange.joiners]
         weights = [*exchange.weights.items(), *((n, 0) for n in exchange.joiners)]
-        lines = exchange.lines
-        slowest = min(lines.values(), default=_SLOW_BYTES_PER_S)
-        self._slowest = max(_SLOWEST_BYTES_PER_S, min(slowest, _SLOW_BYTES_PER_S))
         whole = {
-            n: Replicated(p, w, n, lines.get(n, 1.0))
+            n: Replicated(p, w, n, exchange.lines.get(n, 1.0))
             for n, w in weights
             if (p := self._run.replicas[n].record.plan)
         }

@@ -3,15 +3,18 @@ attempt at its exchange goes. Nothing of it is durable: a broker that starts aga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...dag.plan.plan import PeerId
 from ...net.identity.statements import CheckStatement
-from ...proto.broker_pb2 import BrokerMessage, RoundDone
+from ...proto.broker_pb2 import EXPORTING, BrokerMessage, RoundDone, RoundReport
 from ..events import Instruction, Tell
 from ..membership.member import Member
 from ..policies.policy import RoundPolicy
 from ..policies.round_view import PlannedAttempt, RoundView
+from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
 from .claims import ClaimVerdict, SignedClaims
@@ -20,6 +23,7 @@ from .contributions import Contributions, is_at_gate, is_short
 from .evaluations import Evaluations
 from .exchange_planner import ExchangePlanner
 from .grid import Grid
+from .saving import last_start
 from .secure_sums import SecureSums
 from .sum_audits import SumAudits
 
@@ -65,6 +69,8 @@ class RoundUnderWay:
         """Replicas that an unmasked attempt does not wait for."""
         self.asked_at = 0.0
         """When the attempt was unmasked, or members were asked for receipts or to add up again."""
+        self._came, self._came_at = dict[tuple[PeerId, int], int](), -math.inf
+        """By peer and term, how often something has come to it; and when that grew last."""
 
     # ------------------------------------------------------------ who can take part
 
@@ -97,8 +103,21 @@ class RoundUnderWay:
 
     @property
     def ends(self) -> float:
-        """When nobody waits for the attempt any more."""
-        return max(self.contributions.since or 0.0, self.asked_at) + self._exchange.attempt_s
+        """When nobody waits for the attempt any more: it has its time, and goes on while something
+        of it comes."""
+        since, exchange = max(self.contributions.since or 0.0, self.asked_at), self._exchange
+        flows = min(self._came_at + exchange.quiet_s, since + exchange.longest_s)
+        return max(since + exchange.attempt_s, flows)
+
+    def goes_on(self, member: Member, number: int, said: RoundReport, now: float) -> None:
+        """Something of the attempt has come to a peer of a replica, which lacks what it lacks no
+        more: it says so anew if nothing comes."""
+        known = member.id, said.term
+        if said.came > self._came.get(known, 0):
+            self._came[known], self._came_at = said.came, now
+            for lacks in self.view.lacks.values():
+                lacks.pop(number, None)
+            self.let_wait(now, now + self._exchange.quiet_s)
 
     def begin_attempt(self, attempt: PlannedAttempt, ready: Sequence[int]) -> list[Instruction]:
         """The attempt is written down: make the plans of its members, and tell them."""
@@ -117,11 +136,17 @@ class RoundUnderWay:
         plan = self.view.plans.get(member.id)
         return [] if plan is None else [Tell(member.stream, BrokerMessage(round_plan=plan))]
 
-    def tell_again(self, member: Member) -> list[Instruction]:
-        """All of the attempt that a peer may not have heard."""
+    def tell_again(self, replica: Replica, member: Member) -> list[Instruction]:
+        """All of the round and the attempt that a holder of a replica may not have heard."""
+        starts = []
+        if replica.context.work is not None and replica.record.running:
+            starts.append(self.policy.start_of(self.rounds, replica.id, replica.context.work))
+        if self.rounds.work.over and replica.record.phase == EXPORTING:
+            starts.append(last_start(self.run, replica))
+        told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
         parts: tuple[Callable[[Member], list[Instruction]], ...]
         parts = self.tell_plan, self.masks.tell, self.claims.tell, self.audits.tell
-        return [instruction for tell in parts for instruction in tell(member)]
+        return [*told, *(instruction for tell in parts for instruction in tell(member))]
 
     def let_wait(self, now: float, until: float) -> None:
         """Give replicas at the gate time, to `until` and as long as those take that they wait for:

@@ -5,8 +5,8 @@ Rules:
   limit, and what its owner allows for its key; only then is its buffer allocated, once, at its full
   size. Anything else is refused.
 - Its bytes come in order. When the last one is here the frame has arrived and is acknowledged. Of
-  a snapshot's frame the sender hears after each piece how much is here, which tells it how full the
-  path is.
+  a snapshot's or a round's frame the sender hears after each piece how much is here, which tells it
+  how full the path is.
 - From the announcement until `release` it holds a slot of its role. Credit, in total since the
   session began = frames announced + free slots; it never shrinks.
 - A frame whose key is here or was lately is acknowledged at once, takes no slot, and its bytes are
@@ -178,7 +178,7 @@ class Inbox:
         frame.data[begin:end] = data
         frame.have = end
         if end < header.size_bytes:
-            told = header.key.role is Role.SNAPSHOT
+            told = header.key.role in (Role.SNAPSHOT, Role.ROUND)
             return [], [Partial(piece.number, end)] if told else []
         del self._partial[piece.number]
         return self._arrived(frame)

@@ -43,7 +43,7 @@ from .messages import (
     size_of,
 )
 from .outbox import PIECES, Outbox, Pieces
-from .transport import FrameAcknowledged, FrameArrived, TransportEvent
+from .transport import GROWS_S, FrameAcknowledged, FrameArrived, FrameGrows, TransportEvent
 
 __all__ = ["Link"]
 
@@ -73,6 +73,8 @@ class Link:
         self._patient: dict[Role, Credit] = {}  # to say with something else
         self._partial: dict[int, Partial] = {}  # to say, the newest of each frame
         self._up = False
+        self._growing: tuple[FrameHeader, float] | None = None
+        """The round's frame that came last, and when something was said of it."""
 
     # What the owner says.
 
@@ -151,20 +153,38 @@ class Link:
         if isinstance(message, Partial):
             self._outbox.partial(message.number, message.have, now)
             return []
+        grows: list[TransportEvent] = []
         if isinstance(message, Announcement):
             arrived, answers = self._inbox.announce(message.header, message.first)
+            self._begins(message.header, now)
             if not arrived:
                 self._hurry()  # its bytes may take long
         elif isinstance(message, (Chunk, Piece)):
             arrived, answers = self._inbox.take(message)
+            grows = [] if arrived else self._grows(message.number, now)
         elif isinstance(message, FrameHeader):
             arrived, answers = self._inbox.announce(message)
+            self._begins(message, now)
             self._hurry()
         else:
             raise FrameError(f"a {type(message).__name__.lower()} in the middle of a link")
         if answers:
             self._say(answers)
-        return [FrameArrived(a) for a in arrived]
+        return [FrameArrived(a) for a in arrived] or grows
+
+    def _begins(self, header: FrameHeader, now: float) -> None:
+        if header.key.role is Role.ROUND:
+            self._growing = header, now
+
+    def _grows(self, number: int, now: float) -> list[TransportEvent]:
+        """More of a frame came, which is not whole."""
+        if self._growing is None or self._growing[0].number != number:
+            return []
+        header, since = self._growing
+        if now - since < GROWS_S:
+            return []
+        self._growing = header, now
+        return [FrameGrows(self.peer, header.key)]
 
     def pull(self, now: float) -> Parts | None:
         """The next message to write, or None: nothing to say, or the link is down. Small records

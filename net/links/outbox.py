@@ -8,7 +8,7 @@ Rules:
   that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are at most
   a quarter as long, so that nothing waits long for one. Among the other roles each has its turn.
   So a frame waits for at most one piece of each other role. A header goes with the first piece.
-- Of snapshots only so much is on its way that hardly anything stands in buffers (`patience.py`).
+- Of snapshots and rounds only so much is on its way that little stands in buffers (`patience.py`).
 - A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
   that the receiver has; it is never encoded again.
 """
@@ -31,6 +31,7 @@ __all__ = ["PIECES", "Outbox", "Pieces"]
 
 _PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE, Role.ROUND})
 _PATIENT_TURN = 16
+_LEAST_ROUND_BYTES = 8 * 1024
 _PATIENT_SHARE = 4
 _REMEMBERED_KEYS = 4096
 _QUEUED_FRAMES = 65536
@@ -47,6 +48,9 @@ class Pieces(NamedTuple):
     rest_share: float = 0.0
     """...or up to this share of the time in which nothing else went on the link, if that is more:
     fewer pieces where each costs more than the bytes in it."""
+    round_wait_s: float = 0.2
+    """So long by a round, which shares the line with those of other links: each has so much of its
+    own rate in buffers."""
 
 
 PIECES = Pieces(0.05, 2 * 1024 * 1024)
@@ -109,7 +113,9 @@ class Outbox:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
         most_bytes = pieces.most_bytes // _PATIENT_SHARE
         window = SendWindow(pieces.wait_s, most_bytes, pieces.rest_share)
-        self._lanes[Role.SNAPSHOT].window = self._window = window
+        self._lanes[Role.SNAPSHOT].window = window
+        window = SendWindow(pieces.round_wait_s, most_bytes, least_bytes=_LEAST_ROUND_BYTES)
+        self._lanes[Role.ROUND].window = window
         self.waiting: list[_Lane] = []
         """Lanes with a queue. Who had its turn longest ago comes first."""
         self._unacknowledged: dict[int, _Outgoing] = {}  # by number; announced frames only
@@ -202,7 +208,7 @@ class Outbox:
             frame = self._unacknowledged.get(number)
             if frame is None or number > hello.announced or have >= frame.size_bytes:
                 raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
-        self._window.broke()  # so it learns nothing below, whatever the time is
+        self._broke()  # so it learns nothing below, whatever the time is
         done = [
             found[0]
             for number in list(self._unacknowledged)
@@ -217,11 +223,16 @@ class Outbox:
 
     def restart(self) -> None:
         """The receiver forgot the link: all that is unacknowledged is announced anew."""
-        self._window.broke()
+        self._broke()
         self._requeue({})
         self._number = self._acknowledged = 0
         for lane in self._lanes.values():
             lane.announced = lane.credit = 0
+
+    def _broke(self) -> None:
+        for lane in self._lanes.values():
+            if lane.window is not None:
+                lane.window.broke()
 
     def _requeue(self, partial: dict[int, int]) -> None:
         """Puts announced frames back before the others of their role, in order of number."""
@@ -259,7 +270,7 @@ class Outbox:
 
     @property
     def rests(self) -> bool:
-        """Whether `pull` has nothing but a piece of a round, which no window keeps short."""
+        """Whether `pull` has nothing but a piece of a round, which may take a while."""
         found = [lane for lane in self.waiting if lane.ready]
         return found == [self._lanes[Role.ROUND]]
 

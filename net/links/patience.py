@@ -24,7 +24,7 @@ from typing import NamedTuple
 __all__ = ["LEAST_BYTES", "SendWindow"]
 
 LEAST_BYTES = 4 * 1024
-"""Of a piece: half of `wait_s` at 2.6 Mbit/s."""
+"""Of a snapshot's piece: half of its `wait_s` at 2.6 Mbit/s."""
 _FIRST_BYTES = 32 * 1024
 """The window of a path of which nothing is known."""
 _LOOK_S = 60.0
@@ -53,10 +53,16 @@ class SendWindow:
     """The window of one lane of one link; its frames go one after the other. Times are seconds of a
     clock that never goes back."""
 
-    def __init__(self, wait_s: float, most_bytes: int, rest_share: float = 0.0) -> None:
-        """`most_bytes`: of a piece. `rest_share`: see `piece_bytes`."""
+    def __init__(
+        self,
+        wait_s: float,
+        most_bytes: int,
+        rest_share: float = 0.0,
+        least_bytes: int = LEAST_BYTES,
+    ) -> None:
+        """`most_bytes`, `least_bytes`: of a piece. `rest_share`: see `piece_bytes`."""
         self._wait_s = wait_s
-        self._most_bytes = most_bytes
+        self._most_bytes, self._least_bytes = most_bytes, least_bytes
         self._rest_share = rest_share
         self._out: deque[_Out] = deque()
         self._out_bytes = 0
@@ -82,7 +88,7 @@ class SendWindow:
 
     @property
     def _usual_bytes(self) -> float:
-        return max(max(self._rate, self._least) * self._wait_s / 2, LEAST_BYTES)
+        return max(max(self._rate, self._least) * self._wait_s / 2, self._least_bytes)
 
     @property
     def full(self) -> bool:
@@ -96,7 +102,7 @@ class SendWindow:
         if not self._out:
             looks = now - self._looked_s > _LOOK_S
             if self._rate and (looks or now - self._emptied_s > self._round_trip_s):
-                begin = max(self._rate * self._wait_s, 2 * LEAST_BYTES)
+                begin = max(self._rate * self._wait_s, 2 * self._least_bytes)
                 self._window = min(self._window, begin)
             if looks:
                 self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
@@ -132,7 +138,7 @@ class SendWindow:
         behind_s = took_s * piece.ahead / (arrived + piece.ahead)
         late_s = took_s - self._round_trip_s
         # Two of the least pieces that left together are late by one of them, which is no queue.
-        together_s = max(self._wait_s / 2, 0.9 * LEAST_BYTES / max(self._rate, rate))
+        together_s = max(self._wait_s / 2, 0.9 * self._least_bytes / max(self._rate, rate))
         self._least = max(self._least, (arrived - piece.first) / took_s)
         if late_s < together_s:
             if piece.full:

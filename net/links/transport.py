@@ -17,8 +17,10 @@ from ...dag.schedule.flow import Role
 from .frame import Arrived, FrameKey, Payload, immutable
 
 __all__ = [
+    "GROWS_S",
     "FrameAcknowledged",
     "FrameArrived",
+    "FrameGrows",
     "LinkDown",
     "LinkError",
     "LinkRefused",
@@ -79,7 +81,17 @@ class FrameAcknowledged:
     began_s: float | None = None
 
 
-TransportEvent = LinkUp | LinkDown | LinkRefused | FrameArrived | FrameAcknowledged
+@immutable
+class FrameGrows:
+    """More of a round's frame is here, which takes long; said every `GROWS_S` at most."""
+
+    peer: str
+    key: FrameKey
+
+
+GROWS_S = 5.0
+
+TransportEvent = LinkUp | LinkDown | LinkRefused | FrameArrived | FrameGrows | FrameAcknowledged
 OnEvent = Callable[[TransportEvent], None]
 
 

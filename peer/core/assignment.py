@@ -207,7 +207,7 @@ class Assignment(Part):
             if self.rounds is None:
                 return [e.Release(key)]
             before = self.rounds.late
-            out = [*self.rounds.arrived(key), *self._advance(now)]
+            out = [*self.rounds.arrived(key, now), *self._advance(now)]
             self.dropped += self.rounds.late - before
             return out
         if self.steps is None:
@@ -232,10 +232,10 @@ class Assignment(Part):
         return [e.Release(key), *self.fail("frame", f"refused {key}: {why}")]
 
     def frame_queued(self, key: FrameKey, size_bytes: int) -> None:
-        if key.role is not Role.ROUND:
-            self._sent_bytes += size_bytes
-        elif self.rounds is not None:
+        if key.role is Role.ROUND and self.rounds is not None:
             self.rounds.queued(key, size_bytes)
+        elif key.role not in (Role.ROUND, Role.SNAPSHOT):
+            self._sent_bytes += size_bytes
 
     def frame_acknowledged(
         self, key: FrameKey, began_s: float | None, now: float

@@ -13,7 +13,7 @@ recognised and dropped.
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe BeginRound JoinExchange
-    FrameArrived FrameRefused                 HearMasks
+    FrameArrived FrameGrows FrameRefused      HearMasks
     FrameAcknowledged                         ShowReceipts ShowAgain AddAgain
     ExportedWeights ExportFailed
     ReceiptsShown
@@ -254,6 +254,13 @@ class FrameArrived:
 
 
 @immutable
+class FrameGrows:
+    """More of a round's frame came, on a line on which that takes long."""
+
+    key: FrameKey
+
+
+@immutable
 class FrameRefused:
     """A whole frame came, or was to be sent, that does not fit: another spec, a codec error."""
 
@@ -323,6 +330,7 @@ Event = (
     | FrameQueued
     | FrameAcknowledged
     | FrameArrived
+    | FrameGrows
     | FrameRefused
     | ExportedWeights
     | ExportFailed

@@ -35,7 +35,7 @@ from .attachment import WELCOME_S, Attachment
 from .drain import Drain
 from .keeping.snapshot_manager import SnapshotManager
 from .options import PeerOptions
-from .part_events import OF_PART, Answer, answered, refused, timed
+from .part_events import OF_PART, Answer, answered, grown, refused, timed
 from .rates.probe import FrameEvent, Probes
 from .rates.traffic import Traffic
 from .snapshots import BLOCKS
@@ -139,6 +139,8 @@ class PeerMachine:
                     out += part.fail("neighbour", f"{self.peer} could not give its blocks: {why}")
             case e.SnapshotSaved():
                 out = self.keeping.saved(event)
+            case e.FrameGrows(key):
+                return grown(self.assignment, key, now)
             case e.LinkUp(peer, again_bytes):
                 if self.assignment:
                     self.assignment.sent_again(again_bytes)
@@ -182,8 +184,7 @@ class PeerMachine:
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         if isinstance(event, e.FrameQueued):
             if part is not None:
-                if role is not Role.SNAPSHOT:
-                    part.frame_queued(key, event.size_bytes)
+                part.frame_queued(key, event.size_bytes)
                 self._traffic.queued(key, event.size_bytes, now)
             out = []
         elif part is None:
@@ -374,11 +375,10 @@ class PeerMachine:
         return [*self._drop_assignment(), e.Tell(goodbye)]
 
     def _go(self) -> list[e.Instruction]:
-        why = self.drain.why
-        reason = common_pb2.Reason(code="stopped", text=why)
+        reason = common_pb2.Reason(code="stopped", text=self.drain.why)
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=reason))
         self.assignment = None  # the process ends with it: frames on their way still leave
-        return [e.Tell(goodbye), self._exit(0, why)]
+        return [e.Tell(goodbye), self._exit(0, self.drain.why)]
 
     def _exit(self, code: int, why: str) -> e.Exit:
         self.exit = e.Exit(code, why)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...dag.plan.plan import PeerId
+from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment
 
-__all__ = ["OF_PART", "Answer", "answered", "refused", "timed"]
+__all__ = ["OF_PART", "Answer", "answered", "grown", "refused", "timed"]
 
 Answer = (
     e.Built
@@ -51,6 +52,12 @@ def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.
             return part.exported(step, blob)
         case e.ExportFailed(step=step, why=why):
             return part.export_failed(step, why, now, away)
+
+
+def grown(part: Assignment | None, key: FrameKey, now: float) -> list[e.Instruction]:
+    """More of a frame came: rounds go on as long as some does."""
+    rounds = part.rounds if part is not None else None
+    return rounds.grows(key, now) if rounds is not None else []
 
 
 def timed(part: Assignment, of: str, peer: str, now: float, away: bool) -> list[e.Instruction]:

@@ -288,19 +288,16 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> dict[Span, Tensor]:
         """Floats by the rule of the run, and of integers the middle one."""
         assert self._cohorts is not None, "no clients"
-        tables, middle = list[Tensor](), list[list[tuple[slice, Tensor]]]()
-        for part, blocks in came.items():
-            rows = torch.cat([v.view(-1, part[1] - part[0]) for _, v in blocks])
-            middle.append([])
+        tables, middle = list[Tensor](), list[tuple[int, slice, Tensor]]()
+        for i, (part, blocks) in enumerate(came.items()):
+            tables.append(torch.cat([v.view(-1, part[1] - part[0]) for _, v in blocks]))
             for at in self.vector.integers(part):
-                found = middle_integers(rows[:, at].contiguous().view(torch.int64))
-                middle[-1].append((at, found.view(torch.float32)))
-                rows[:, at] = 0.0  # whose bits may be those of no number
-            tables.append(rows)
+                found = middle_integers(tables[i][:, at].contiguous().view(torch.int64))
+                middle.append((i, at, found.view(torch.float32)))
+                tables[i][:, at] = 0.0  # whose bits may be those of no number
         made = combined(self._cohorts.aggregate, tables, self._cohorts.byzantine)
-        for whole, integers in zip(made, middle, strict=True):
-            for at, found in integers:
-                whole[at] = found
+        for i, at, found in middle:
+            made[i][at] = found
         return dict(zip(came, made, strict=True))
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | OverlapSum | IntegerSum:

@@ -154,6 +154,8 @@ class PeerLinks:
                     self._forget_sent(peer)
             case net.FrameArrived(arrived):
                 self._arrived(arrived)
+            case net.FrameGrows(key=key):
+                self._post(e.FrameGrows(key))
             case net.FrameAcknowledged(key=key, began_s=began_s):
                 self._spans.acknowledged(key)
                 self._unacknowledged.discard(key)

@@ -148,6 +148,7 @@ def _formed(
         every=every,
         bytes_per_parameter=each_bytes,
         overlap=rounds.overlap_of(every),
+        goes_whole=rounds.goes_whole and asked.sync.kind != "gossip",
         pause_s=PAUSE_S if "snapshot" in wish.recovery.ladder else None,
         planner=planner,
     )

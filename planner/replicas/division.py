@@ -51,9 +51,17 @@ class Judge:
     of contributions for each trained number."""
 
     def __init__(
-        self, paces: Paces, every: int, bytes_per_parameter: float, *, overlap: float = 0.0
+        self,
+        paces: Paces,
+        every: int,
+        bytes_per_parameter: float,
+        *,
+        overlap: float = 0.0,
+        goes_whole: bool = False,
     ) -> None:
+        """`goes_whole`: as of `contributions`."""
         self.paces, self.every, self.overlap = paces, every, overlap
+        self._goes_whole = goes_whole
         self._paces: Paces | RoughPaces | CopyingPaces = paces
         self._tried = 0
         self.request = paces.judge.request
@@ -68,6 +76,7 @@ class Judge:
         """Divide by closed formulas alone, for a search."""
         found = copy(self)
         found._paces, found._known = RoughPaces(self.paces), {}
+        found._goes_whole = False  # places are looked for where few divisions are left
         return found
 
     def copying(self, pause_s: float) -> Judge:
@@ -148,7 +157,10 @@ class Judge:
         judge = self.paces.judge
         slots = [[(a, b, h) for a, b, h, _ in p.candidate.slots()] for p in paces]
         held = self.paces.fence.rows.trainable_bytes
-        return contributions(slots, judge.network, judge.rates, held, self.size_bytes)
+        return contributions(
+            *(slots, judge.network, judge.rates, held, self.size_bytes),
+            goes_whole=self._goes_whole,
+        )
 
     def shown(self, local_s: float, exchange_s: float) -> float:
         """Seconds of an exchange in which nobody trains."""

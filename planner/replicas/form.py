@@ -68,13 +68,15 @@ def form(
     bytes_per_parameter: float,
     *,
     overlap: float = 0.0,
+    goes_whole: bool = False,
     pause_s: float | None = None,
     planner: Planner = plan,
 ) -> Formation:
     """The replicas of a run whose rounds are `every` steps of the request's batch. `count`: just so
     many; None: as many as are best. `bytes_per_parameter`: of a contribution, encoded. `overlap`:
-    the share of a round's local work beside which the exchange before it may go on. `pause_s`:
-    between two sets of snapshots, at least; None: none are taken. Raises NoPlan."""
+    the share of a round's local work beside which the exchange before it may go on. `goes_whole`:
+    whether contributions are numbers as they are. `pause_s`: between two sets of snapshots, at
+    least; None: none are taken. Raises NoPlan."""
     if every < 1:
         raise NoPlan(f"a round has {every} steps: expected at least 1; raise sync.every", "model")
     refuse_impossible(request)
@@ -83,7 +85,9 @@ def form(
     looked: list[_Form] = []
 
     def look(one: PlanRequest) -> float:
-        judge = Judge(Paces(one), every, bytes_per_parameter, overlap=overlap)
+        judge = Judge(
+            *(Paces(one), every, bytes_per_parameter), overlap=overlap, goes_whole=goes_whole
+        )
         may = count is None or (count <= judge.most and judge.allows(count))
         looked.append(_Form(judge, best_divisions(judge, count) if may else []))
         return looked[-1].seconds

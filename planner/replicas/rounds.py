@@ -17,6 +17,12 @@ of which nothing is known is as fast as the peer's fastest pair: all of them sha
 short to be divided goes there whole before any of it comes back: the longest such segment counts
 once more. In front of the parts, between them and behind them are words with the broker, who is
 taken to be as far away as the others.
+
+Where numbers go as they are, segments are divided further, and members near each other give one
+sum, by the same functions as the broker's plan of an exchange has (`part_elements`, `places_of`).
+With m and m' members in the places of two givers, one sends the other, of N bytes,
+
+    2 / m   in one place      (2 / m + 1 / m') / R   from one to another, of one alone 1 for 2 / m
 """
 
 from __future__ import annotations
@@ -28,7 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
+from ...dag.rounds.vector import part_elements
 from ...dag.rounds.vector_segment import UNDIVIDED
+from ..network.places import places_of
 
 __all__ = ["Contribution", "Slots", "contributions", "line_rates", "local_steps"]
 
@@ -67,9 +75,16 @@ class Contribution:
 
 
 def contributions(
-    replicas: Sequence[Slots], network: Network, rates: Floats, held: Floats, size_bytes: float
+    replicas: Sequence[Slots],
+    network: Network,
+    rates: Floats,
+    held: Floats,
+    size_bytes: float,
+    *,
+    goes_whole: bool = False,
 ) -> Contribution:
-    """`held` (operators + 1,): trained bytes of the first operators; `rates`: of the network."""
+    """`held` (operators + 1,): trained bytes of the first operators; `rates`: of the network.
+    `goes_whole`: whether numbers go as they are."""
     if len(replicas) < 2 or not size_bytes or not held[-1]:
         return Contribution()
     peers, own, first, low, high = _intervals(replicas, held / held[-1])
@@ -78,15 +93,26 @@ def contributions(
     r, square = len(replicas), np.ix_(at, at)
     common = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
     np.maximum(common, 0.0, out=common)
+    elements, least, near = int(held[-1] / 4), UNDIVIDED, np.eye(len(own), dtype=bool)
+    if goes_whole:
+        least = min(part_elements(elements, r), UNDIVIDED)
+        near |= _near(network, at, elements)[np.ix_(own, own)]
+    m = _givers_near(common, first, near, high - low)
     # Givers exchange parts and sums; other holders of a stage get sums of each giver's share.
     apart = member[own][:, None] != member[own]
-    gives = np.where(first[:, None] & first, common * apart, 0.0) * (2 / r)
-    hands = np.where(first[:, None] & ~first, common, 0.0) / r
+    given = common * (apart & first[:, None] & first)
+    gives = given * _shares(m, 1 / m, near, r)
+    # Of few slices one of a place gives more sums than others do: a pair waits for the most.
+    slices = min(int(m.max()), max(1, elements // least // r))
+    longest = given * _shares(m, np.ceil(slices / m - 1e-9) / slices, near, r)
+    by_place = np.where(m > 1, near / m, 1 / r)
+    hands = np.where(first[:, None] & ~first, common * by_place, 0.0)
     crossing, handed = _by_peer(gives, own), _by_peer(hands, own)
+    longest = _by_peer(longest, own)
     sent = crossing.sum(axis=1) + handed.sum(axis=1)
     got = crossing.sum(axis=0) + handed.sum(axis=0)
     rate = rates[square]
-    pair_s = size_bytes * (crossing + handed + handed.T) / np.minimum(rate, rate.T)
+    pair_s = size_bytes * (longest + handed + handed.T) / np.minimum(rate, rate.T)
     up, down = line_rates(network.up, rates)[at], line_rates(network.down, rates.T)[at]
     line_s = size_bytes * np.maximum(sent / up, got / down)
     latency = float((network.latency_s[square] * (member[:, None] != member)).max())
@@ -95,7 +121,7 @@ def contributions(
     if pair_s.max() >= line_s[slowest] * (1 - 1e-9):
         where = [int(x) for x in np.unravel_index(pair_s.argmax(), pair_s.shape)]
         pace = min(rate[where[0], where[1]], rate[where[1], where[0]])
-    again = _undivided(np.concatenate((low, high)), r, held[-1] / 4) * size_bytes / pace
+    again = _undivided(np.concatenate((low, high)), r, elements, least) * size_bytes / pace
     return Contribution(
         float(max(line_s[slowest], pair_s.max())) + float(again) + _WAYS * latency,
         tuple(zip(at.tolist(), (size_bytes * sent).tolist(), strict=True)),
@@ -117,10 +143,37 @@ def line_rates(ends: Floats, rates: Floats) -> Floats:
     return np.where(np.isfinite(ends), ends, apart.max(axis=1))
 
 
-def _undivided(cuts: Floats, replicas: int, elements: float) -> float:
-    """The longest part that fewer replicas than all add up, as a share of the vector."""
+def _near(network: Network, at: NDArray[np.int64], elements: int) -> NDArray[np.bool_]:
+    """(peers, peers): whether two of these are of one place, where the broker makes places."""
+    members = [*dict.fromkeys(at.tolist())]
+    place = places_of(network.part(members), elements) if len(members) > 1 else {}
+    of = np.array([place.get(network.peers[p], -1 - p) for p in at.tolist()])
+    found: NDArray[np.bool_] = of[:, None] == of
+    return found
+
+
+def _givers_near(
+    common: Floats, first: NDArray[np.bool_], near: NDArray[np.bool_], long: Floats
+) -> Floats:
+    """(intervals,): how many give what an interval has, in its place, in the mean; 1 at least."""
+    shared = (common * (first[:, None] & near)).sum(axis=0)
+    found: Floats = np.maximum(1.0, np.divide(shared, long, out=np.ones_like(long), where=long > 0))
+    return found
+
+
+def _shares(m: Floats, turn: Floats, near: NDArray[np.bool_], replicas: int) -> Floats:
+    """(intervals, intervals): what one giver sends another, of what both have. m: how many give it
+    in the place of each; `turn`: the share of sums that it gives for its place."""
+    sums = np.where(m > 1, 2 * turn, 1.0)[:, None]
+    inside = 2 / replicas + 2 * (1 - m / replicas) * turn
+    return np.where(near, inside, (sums + turn) / replicas)
+
+
+def _undivided(cuts: Floats, replicas: int, elements: int, least: int) -> float:
+    """The longest part that fewer replicas than all add up, as a share of the vector. `least`:
+    elements of one that is divided no further."""
     long = np.diff(np.unique(cuts))
-    slices = np.clip(long * elements // UNDIVIDED, 1, replicas)
+    slices = np.clip(long * elements // least, 1, replicas)
     return float((long / slices)[slices < replicas].max(initial=0.0))
 
 

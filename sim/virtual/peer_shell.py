@@ -16,6 +16,7 @@ from ...net.links.outbox import PIECES
 from ...net.links.transport import (
     FrameAcknowledged,
     FrameArrived,
+    FrameGrows,
     LinkDown,
     LinkError,
     LinkRefused,
@@ -168,6 +169,8 @@ class PeerShell:
             self.handle(p.FrameAcknowledged(event.key, event.began_s))
         elif isinstance(event, FrameArrived):
             self._arrived(event.arrived)
+        elif isinstance(event, FrameGrows):
+            self.handle(p.FrameGrows(event.key))
         else:
             self._link_changed(event)
 

@@ -142,6 +142,11 @@ class RoundExchange:
         return self.plan.attempt if self.plan is not None else 0
 
     @property
+    def patience_s(self) -> float:
+        """Return for how long it waits for something to come; 0: nothing is planned."""
+        return self.plan.patience_s if self.plan is not None else 0.0
+
+    @property
     def complete(self) -> bool:
         """Whether all is here that the version is made of."""
         return self.begun and not self._awaited

@@ -24,7 +24,7 @@
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
-- A peer that waits longer than the plan has patience says whom it waits for.
+- A peer to which nothing came for longer than the plan has patience says whom it waits for.
 
 Pure: no I/O, no clock, no threads.
 """
@@ -40,6 +40,7 @@ from ....dag.rounds.vector_segment import AUDIT
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e
+from .progress import Progress
 from .round_exchange import RoundExchange
 from .round_links import RoundLinks
 
@@ -66,6 +67,7 @@ class Rounds:
         """The attempt that it is of."""
         self._peer, self._replica, self._term = peer, run, term
         self._exchange, self._links = RoundExchange(peer, run, vector), RoundLinks(peer, near)
+        self._progress = Progress(run, term)
         self._waits_since: float | None = None
         """When the gate closed; None: steps may be done."""
         self._busy_s = 0.0
@@ -193,7 +195,7 @@ class Rounds:
         self._told = [r for r in self._told if not r.attempt or r.round < plan.round]
         if exchange.wiring.gets and self._waits_since is not None:
             self._waits_since = now
-        return [*self._link(), e.SetTimer("round", now + plan.patience_s)]
+        return [*self._link(), self._waits_anew(now)]
 
     def hears(self, told: broker_pb2.RoundMasks) -> None:
         """What the broker tells of masks is done in its order, once the sums are here."""
@@ -220,8 +222,11 @@ class Rounds:
         out = self._link()
         if exchange.adds_again:
             out.append(e.ShowAgain(self._replica, self._term, exchange.again))
-        timer = e.SetTimer("round", now + plan.patience_s)
-        return [*out, *exchange.shows(), *self._added_again(), timer]
+        return [*out, *exchange.shows(), *self._added_again(), self._waits_anew(now)]
+
+    def _waits_anew(self, now: float) -> e.SetTimer:
+        self._progress.begin(now)
+        return e.SetTimer("round", now + self._exchange.patience_s)
 
     def _added_again(self) -> list[e.Instruction]:
         """Say what came of what is added up again here, once all of it is."""
@@ -270,9 +275,8 @@ class Rounds:
             case Kind.EXCHANGE:
                 if found.code:
                     return [self._report(attempt, now, found)]
-                patience = exchange.plan.patience_s if exchange.plan is not None else 0.0
                 dealt = [] if found.masks is None else [self._report(attempt, now, found)]
-                return [*dealt, *exchange.begins(), e.SetTimer("round", now + patience)]
+                return [*dealt, *exchange.begins(), self._waits_anew(now)]
             case Kind.UNMASK:
                 self._holds = self._holds or found.masks is not None
                 self._unmasked = self._unmasked or not (found.code or found.masks)
@@ -284,9 +288,15 @@ class Rounds:
 
     # ------------------------------------------------------------ frames
 
-    def arrived(self, key: FrameKey) -> list[e.Instruction]:
+    def grows(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        """More of a part came, which takes long."""
+        expected = self._exchange.expects(key)
+        return self._progress.came(self._number, self._exchange.attempt, now) if expected else []
+
+    def arrived(self, key: FrameKey, now: float) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place."""
-        out = self._exchange.arrived(key, None if self.start is None else self.start.round)
+        out, start = self.grows(key, now), self.start
+        out += self._exchange.arrived(key, None if start is None else start.round)
         return [*out, *self._added_again()] if key.hop == AUDIT else out
 
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
@@ -305,6 +315,7 @@ class Rounds:
 
     def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
         """A frame of a round is with who it is for."""
+        self._progress.left(now)
         return self._exchange.acknowledged(key, began_s, now)
 
     # ------------------------------------------------------------ reports
@@ -361,8 +372,10 @@ class Rounds:
         return [e.Tell(broker_pb2.PeerMessage(round=report)) for report in self._told]
 
     def timer(self, now: float) -> list[e.Instruction]:
-        """The plan's patience is over."""
+        """The plan's patience is over, unless something came or left meanwhile."""
         exchange = self._exchange
+        if (until := self._progress.waits_until(exchange.patience_s)) > now:
+            return [e.SetTimer("round", until)]
         if exchange.order is not None and (unshown := exchange.unshown):
             found = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
             found.round, found.attempt = exchange.order.round, exchange.order.attempt
@@ -375,7 +388,8 @@ class Rounds:
         result = e.RoundResult(code=code, why=f"waits for {', '.join(lacks) or 'its device'}")
         report = self._report(exchange.attempt, now, result)
         report.message.round.lacks.extend(lacks)
-        return [*waited, report]
+        self._told.pop()  # a broker that was started again plans another attempt
+        return [*waited, report, e.SetTimer("round", now + exchange.patience_s)]
 
     # ------------------------------------------------------------ the end
 

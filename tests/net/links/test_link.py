@@ -23,7 +23,13 @@ from shoal.net.links.messages import (
     decode,
 )
 from shoal.net.links.patience import LEAST_BYTES
-from shoal.net.links.transport import FrameAcknowledged, FrameArrived, LinkError
+from shoal.net.links.transport import (
+    GROWS_S,
+    FrameAcknowledged,
+    FrameArrived,
+    FrameGrows,
+    LinkError,
+)
 
 ACT, GRAD, SYNC, SNAP = Role.ACTIVATION, Role.ACTIVATION_GRAD, Role.SYNC, Role.SNAPSHOT
 
@@ -416,3 +422,39 @@ def test_no_credit_is_lost_that_a_sender_needs(slots, acts):
         carry()
         release()
         assert released > before, f"{arrived} of {sent} came"
+
+
+@pytest.mark.parametrize("role", [Role.ROUND, ACT])
+def test_of_a_rounds_frame_that_takes_long_it_is_said_that_it_grows(pair, role) -> None:
+    """Every `GROWS_S`, between its first piece and its last one, and of no other frame."""
+    a, b = pair
+    a.send(key(role), payload(4 * MIN_CHUNK_BYTES))
+    heard, now = [], 0.0
+    while (parts := a.pull(now)) is not None:
+        for message in decode(b"".join(parts)):
+            heard.append([type(event) for event in b.receive(message, now)])
+            now += 0.6 * GROWS_S
+        for message in messages(b):
+            a.receive(message, now)
+    assert len(heard) > 3
+    grows = [i for i, events in enumerate(heard) if events == [FrameGrows]]
+    wanted = range(2, len(heard) - 1, 2) if role is Role.ROUND else ()
+    assert grows == [*wanted]
+    assert heard[-1] == [FrameArrived]
+
+
+def test_of_rounds_only_a_window_is_on_its_way_and_what_is_urgent_goes_at_once(pair) -> None:
+    a, b = pair
+    for n in range(4):
+        a.send(key(Role.ROUND, n), payload(1 << 20))
+    out = messages(a)
+    assert sum(m.data.nbytes for m in out if isinstance(m, Piece)) <= 64 * 1024
+    a.send(key(ACT), payload(1000))
+    urgent = messages(a)
+    assert b.receive(out[0], 0.0) == []
+    b.receive(out[1], 0.0)
+    for message in (*out[2:], *urgent):
+        events = b.receive(message, 0.0)
+    assert [e.arrived.key.role for e in events] == [ACT]
+    _, at_a = run(b, a)
+    assert sum(isinstance(event, FrameAcknowledged) for event in at_a) == 4 + 1

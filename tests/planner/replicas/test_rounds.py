@@ -14,6 +14,8 @@ from shoal.broker.policies.segments import Replicated, segments
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.rounds.vector import part_elements
+from shoal.planner.network.places import places_of
 from shoal.planner.replicas.rounds import contributions, local_steps
 
 
@@ -126,3 +128,40 @@ def test_the_seconds_are_those_of_the_slowest_line_or_pair(seed: int) -> None:
     pairs = sent / np.minimum(network.rates(), network.rates().T)
     assert found.seconds == pytest.approx(max(pairs.max(), (sent.sum(1) / end).max()))
     assert dict(found.bytes) == pytest.approx(dict(enumerate(sent.sum(1))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_numbers_go_as_they_are_seconds_are_those_of_the_brokers_plan(seed: int) -> None:
+    """Of a million numbers, by members in two places: over its parts, adders and sums of places."""
+    rng, elements = np.random.default_rng(seed), 1_000_000
+    r = int(rng.integers(4, 9))
+    names, place = [PeerId(f"p{i}") for i in range(r)], rng.integers(0, 2, r)
+    near = place[:, None] == place
+    far = float(np.exp(rng.normal(10, 1)))
+    network = Network(
+        *(tuple(names), np.zeros((r, r)), np.where(near, 1e7, far)),
+        *(np.full(r, 1e8), np.full(r, 1e8)),
+    )
+    outline = Outline((StageOutline(0, makes_loss=True, elements=elements),), ())
+    whole = [
+        Replicated(Plan((StageSlot(0, 4, (n,)),), ((Visit(0, n),),), 1, outline=outline), 1, i)
+        for i, n in enumerate(names)
+    ]
+    sent, at = np.zeros((r, r)), names.index
+    places = places_of(network, elements)
+    assert bool(places) == (Counter(place.tolist()).most_common(1)[0][1] < r)
+    for s in segments(whole, places=places, part=part_elements(elements, r)):
+        size = 4 * (s.span[1] - s.span[0])
+        for giver in s.givers:
+            sent[at(giver.peer), at(s.gives_to(giver.peer))] += size
+        for gathered in s.places:
+            sent[at(gathered.gatherer), at(s.aggregator)] += 2 * size
+        for taker in s.takers:
+            sent[at(s.takes_from(taker)), at(taker)] += size
+    np.fill_diagonal(sent, 0.0)
+    found = contributions(
+        [[(0, 4, [i])] for i in range(r)],
+        *(network, network.rates(), HELD / HELD[-1] * 4 * elements, 4.0 * elements),
+        goes_whole=True,
+    )
+    assert found.seconds == pytest.approx((sent / network.rates()).max(), rel=0.01)

@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shoal.broker.policies.places import exchange_s, places_of
 from shoal.broker.policies.segments import Replicated, segments
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.planner.network.places import exchange_s, places_of
 
 ELEMENTS = 12_000_000
 FAST, SLOW = 1e8, 1e6

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import part_elements
-from ...planner.network.communities import Grouping, linked
+from .communities import Grouping, linked
 
 __all__ = ["exchange_s", "places_of"]
 
