@@ -76,23 +76,25 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
 
 
 def _unshared(job: Tables) -> Iterator[tuple[str, str]]:
-    """What is said of links that a plan of one stage, or with one holder of each, has not."""
+    """What is said of links that a plan of one stage, or with one holder of each, has not. Stages
+    that share a parameter add its gradients up through codec.grad, however few hold each."""
     codec, plan, lossless = job.codec, job.plan, ("none", "lossless")
-    alone, whole = plan.pipelines == 1, plan.stages == 1
-    by, of = "plan.pipelines = 1, in which no stage has", "plan.stages = 1, in which nothing goes"
-    for role in ("activation", "activation_grad"):
-        if whole and getattr(codec, role) not in (None, "none"):
-            yield f"codec.{role}", f"{of} from stage to stage"
-    if not alone:
+    if plan.stages == 1:
+        for role in ("activation", "activation_grad"):
+            if getattr(codec, role) not in (None, "none"):
+                yield f"codec.{role}", "plan.stages = 1, in which nothing goes from stage to stage"
+    if plan.pipelines != 1:
         return
-    holder = f"{by} a second holder to exchange gradients with"
-    if codec.grad not in (None, "none"):
-        yield "codec.grad", holder
-    if codec.feedback not in ("ef", "none"):
-        yield "codec.feedback", holder
-    if job.sync.collective != "auto":
-        yield "sync.collective", holder
     if job.sync.within not in ("exact", "demo"):
-        yield "sync.method", holder
-    if whole and codec.default not in lossless and job.sync.kind == "allreduce":
-        yield "codec.default", f"{of} from peer to peer"
+        yield "sync.method", "plan.pipelines = 1, in which no stage has a second holder"
+    if plan.stages != 1:
+        return
+    alone = "plan.stages = 1 and pipelines = 1, in which nobody exchanges gradients"
+    if codec.grad not in (None, "none"):
+        yield "codec.grad", alone
+    if codec.feedback not in ("ef", "none"):
+        yield "codec.feedback", alone
+    if job.sync.collective != "auto":
+        yield "sync.collective", alone
+    if codec.default not in lossless and job.sync.kind == "allreduce":
+        yield "codec.default", alone

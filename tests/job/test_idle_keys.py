@@ -30,22 +30,23 @@ IDLE = [
     ("sync", {"deadline": "3s"}, "sync.deadline", 'kind = "allreduce"'),
     ("train", {"eval_every": 5, "eval_batches": 0}, "train.eval_every", "eval_batches = 0"),
 ]
-ALONE = "plan.pipelines = 1, in which no stage has a second holder"
+ONE = {"stages": 1, "pipelines": 1}
 UNSHARED = [
     ({"stages": 1}, {"codec": {"activation": "int8"}}, "codec.activation", "plan.stages = 1, in"),
     ({"stages": 1}, {"codec": {"activation_grad": "int8"}}, "codec.activation_grad", "stages = 1"),
-    ({"pipelines": 1}, {"codec": {"grad": "int8"}}, "codec.grad", ALONE),
-    ({"pipelines": 1}, {"codec": {"default": "int8", "feedback": "ef21"}}, "codec.feedback", ALONE),
-    ({"pipelines": 1}, {"sync": {"collective": "ring"}}, "sync.collective", ALONE),
-    ({"pipelines": 1}, {"sync": {"method": "powersgd"}}, "sync.method", ALONE),
-    (
-        {"stages": 1, "pipelines": 1},
-        {"codec": {"default": "int8"}},
-        "codec.default",
-        "peer to peer",
-    ),
+    (ONE, {"codec": {"grad": "int8"}}, "codec.grad", "nobody exchanges"),
+    (ONE, {"codec": {"default": "int8", "feedback": "ef21"}}, "codec.feedback", "nobody exchanges"),
+    (ONE, {"sync": {"collective": "ring"}}, "sync.collective", "nobody exchanges"),
+    ({"pipelines": 1}, {"sync": {"method": "powersgd"}}, "sync.method", "no stage has a second"),
+    (ONE, {"codec": {"default": "int8"}}, "codec.default", "nobody exchanges"),
     ({}, {"data": {"holdout": 0.0}, "train": {"eval_batches": 2}}, "train.eval_batches", "holdout"),
 ]
+
+
+def test_one_holder_of_each_stage_exchanges_what_stages_share() -> None:
+    codec = {"grad": "topk:ratio=50", "feedback": "none"}
+    for plan in ({"pipelines": 1}, {"pipelines": 1, "stages": 3}):
+        Job(model="a:b", steps=4, plan=plan, codec=codec).check_idle()
 
 
 BESIDE = {"train": {"steps": 4}, "data": {"kind": "chat", "source": "a"}}
