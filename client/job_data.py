@@ -20,7 +20,7 @@ from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
-from ..peer.data.sources import resolve
+from ..peer.data.sources import check_apart, resolve
 from .chat.fetched_files import FETCHED, fetched
 from .chat.samples import read_records
 from .chat.texts import OF_TOKENIZERS, has_tokenizer, read_text
@@ -83,6 +83,7 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         say(f"fetching {named}")
         return fetched(named, folder / key)
 
+    check_apart(data.source, data.validation if "://" in data.validation else "")
     source = brought(data.source, "fetched")
     validation = brought(data.validation, "validation")
     data = replace(data, source=source, validation=validation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .chat.naming import path_of, tokenizer_of
 from .chat.texts import OF_TOKENIZERS, has_tokenizer
 from .models.adapters import AdapterError, is_adapted, save_config
 from .models.factories import find, is_hugging_face
+from .models.tasks import known_class
 
 __all__ = ["check_base", "check_format", "sidecars_of", "tokenizer_files"]
 
@@ -51,9 +52,8 @@ def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     if not is_hugging_face(module):
         return adapter
     config: Any = copy.deepcopy(module.config)
-    classes = [c for c in type(module).__mro__ if c.__module__.startswith("transformers.models.")]
-    if classes:  # that which is trained, whichever wrote the folder
-        config.architectures = [classes[0].__name__]
+    if name := known_class(module):  # that which is trained, whichever wrote the folder
+        config.architectures = [name]
     config.save_pretrained(folder)
     found, home = {path.name: path for path in sorted(folder.iterdir())}, None
     if job.model.factory.startswith("hf:"):
@@ -102,14 +102,20 @@ def check_format(job: Job, module: nn.Module) -> None:
         )
 
 
-def check_base(job: Job, graph: Graph, known: Collection[str]) -> None:
+def check_base(job: Job, graph: Graph, known: Collection[str], say: Callable[[str], None]) -> None:
     """Raise SettingsError for an adapter over a base of which part would be nowhere: it begins as
-    the factory makes it, and stays so. `known`: what files or the adapter have."""
-    if job.output.format != "peft":
+    the factory makes it, and stays so; in another format that is said. `known`: what files or the
+    adapter have."""
+    if not any(p.trainable and ".lora_" in p.name for p in graph.parameters):
         return
     read = {name for operator in graph.operators for name in operator.reads}
     frozen = [p.name for p in graph.parameters if not p.trainable and f"param:{p.name}" in read]
-    if lost := [name for name in frozen if name not in known]:
+    lost = [name for name in frozen if name not in known]
+    if lost and job.output.format != "peft":
+        say(
+            f"{some_of(lost, 3)} begin fresh and stay so: an adapter trains them by modules_to_save"
+        )
+    elif lost:
         raise SettingsError(
             "output.format",
             f'is "peft", and {some_of(lost, 3)} begin fresh and are not trained, so neither the '

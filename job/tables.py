@@ -174,6 +174,11 @@ class Data(Settings):
             self._check_key(self.partition)
 
     @property
+    def holds_out(self) -> bool:
+        """Whether something of it is never trained on."""
+        return bool(self.holdout or self.validation)
+
+    @property
     def is_records(self) -> bool:
         """Whether a chat template makes text of what the files have."""
         return self.kind in ("chat", "instructions")

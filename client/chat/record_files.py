@@ -105,11 +105,6 @@ class RecordFiles(ChatRecords):
                     'or kind = "instructions"'
                 )
 
-    def shared_with(self, other: RecordFiles) -> Path | None:
-        """The first file that both read, by whatever name; None: there is none."""
-        theirs = {path.resolve() for path in other.paths}
-        return next((path for path in self.paths if path.resolve() in theirs), None)
-
     def rows(self) -> Iterator[tuple[str, Any]]:
         for path in self.paths:
             yield from ((f"{path}:{line}", record) for line, record in _rows(path))

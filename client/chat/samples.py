@@ -19,6 +19,7 @@ from ...job import Job, SettingsError
 from ...job.tables import OF_PACKING
 from ...peer.data.manifest import Column, DataError, Manifest
 from ...peer.data.shard_writer import ARRAY_SHARD_BYTES, ShardWriter
+from ...peer.data.sources import check_apart
 from .naming import config_of, path_of, tokenizer_of
 from .packing import Document, Sample, samples
 from .record_files import ChatRecords, LiveRecords, RecordFiles
@@ -54,11 +55,8 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     if data.validation:
         bad = bad_held.append if data.bad_records == "skip" else None
         held = RecordFiles(path_of(job, data.validation), data.kind, bad)
-    if held and isinstance(files, RecordFiles) and (both := files.shared_with(held)):
-        raise DataError(
-            f"{both} is among the files of data.source ({data.source}) and of data.validation "
-            f"({data.validation}), so it would be trained on: expected files of its own"
-        )
+        if job.dataset is None:
+            check_apart(path_of(job, data.source), path_of(job, data.validation))
     count = sum(1 for _ in reading.documents(files))
     if left_out:
         say(f"records left out: {len(left_out)}; the first is {left_out[0]}")

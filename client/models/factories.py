@@ -165,10 +165,12 @@ def _task(config: Any, job: Job) -> Task:
         task = task_of(config, args.get("task", "auto"))
     except TaskError as error:
         raise ModelError(f'"{name}": `model.args.task` {error}') from None
-    if "mlm_probability" in args and (task.name != "masked-lm" or job.data.kind == "arrays"):
+    own = job.data.kind == "arrays" or job.model.loss != "forward"
+    if "mlm_probability" in args and (task.name != "masked-lm" or own):
         raise ModelError(
-            f'"{name}": `model.args.mlm_probability` changes nothing where the task is {task.name} '
-            f'and data.kind "{job.data.kind}": it is for masked-lm on text or tokens'
+            f'"{name}": `model.args.mlm_probability` changes nothing where the task is '
+            f'{task.name}, data.kind "{job.data.kind}" and model.loss "{job.model.loss}": it is '
+            'for masked-lm on text or tokens, and loss = "forward"'
         )
     return task
 

@@ -3,7 +3,7 @@ a microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -44,7 +44,7 @@ def with_text_loss(module: nn.Module, job: Job) -> type[nn.Module]:
         and task.name == "masked-lm"
         and not getattr(_config(module), "is_decoder", 0)
     ):
-        return _masked(type(module), job)
+        return _masked(module, job)
     if task is not None and task.name != "causal-lm":
         raise ModelError(
             f"the model ({type(module).__name__}) is for {task.name}, which wants labels: expected "
@@ -77,14 +77,14 @@ def _config(module: nn.Module) -> Any:
     return getattr(module, "config", None)
 
 
-def _masked(base: type[nn.Module], job: Job) -> type[nn.Module]:
+def _masked(module: nn.Module, job: Job) -> type[nn.Module]:
     """The class that learns masked tokens, by the mask of the job's tokenizer."""
     share = job.model.args.get("mlm_probability", 0.15)
     if not isinstance(share, float) or not 0 < share < 1:
         raise ModelError(f"`model.args.mlm_probability` is {share!r}: expected a number in (0, 1)")
     if job.data.is_records or (job.data.kind == "text" and not has_tokenizer(job)):
         raise ModelError(
-            f"the model ({base.__name__}) learns masked tokens of text, and data.kind is "
+            f"the model ({type(module).__name__}) learns masked tokens of text, and data.kind is "
             f'"{job.data.kind}"'
             + ", whose bytes no tokenizer masks" * (not job.data.is_records)
             + ": expected text or tokens of a tokenizer with a mask, or arrays with labels"
@@ -92,11 +92,23 @@ def _masked(base: type[nn.Module], job: Job) -> type[nn.Module]:
     tokenizer = loaded_tokenizer(tokenizer_of(job))
     if tokenizer.mask_token_id is None:
         raise ModelError(
-            f"the model ({base.__name__}) learns masked tokens, and its tokenizer has no mask: "
-            "expected one with a mask_token, or arrays with labels"
+            f"the model ({type(module).__name__}) learns masked tokens, and its tokenizer has no "
+            "mask: expected one with a mask_token, or arrays with labels"
         )
-    mask, words = tokenizer.mask_token_id, len(tokenizer)
-    return with_masked_loss(base, job.data.inputs, share=share, mask=mask, words=words)
+    mask, known = tokenizer.mask_token_id, _config(module).vocab_size
+    if mask >= known:
+        raise ModelError(
+            f"the mask of the tokenizer is the id {mask}, and the model ({type(module).__name__}) "
+            f"knows {known}: expected the tokenizer of the model"
+        )
+    return with_masked_loss(
+        type(module),
+        job.data.inputs,
+        share=share,
+        mask=mask,
+        words=min(len(tokenizer), known),
+        special=sorted(set(tokenizer.all_special_ids)),
+    )
 
 
 def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
@@ -115,12 +127,18 @@ def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Modul
 
 
 def with_masked_loss(
-    base: type[nn.Module], inputs: str, *, share: float, mask: int, words: int
+    base: type[nn.Module],
+    inputs: str,
+    *,
+    share: float,
+    mask: int,
+    words: int,
+    special: Sequence[int] = (),
 ) -> type[nn.Module]:
     """A Hugging Face class whose forward takes a microbatch of text: each token is to be found
-    again with a chance of `share`, drawn anew in each step and evaluation, and then seen as the id
-    `mask`, as any of `words` ids, or as it is. Mean cross-entropy over these, and their number as
-    weight."""
+    again with a chance of `share`, drawn anew in each step, but for the ids in `special`; it is
+    then seen as the id `mask`, as any of `words` ids, or as it is. Mean cross-entropy over these,
+    and their number as weight."""
 
     def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
         ids = batch[inputs]  # (B, T)
@@ -130,6 +148,8 @@ def with_masked_loss(
             how < MASKED, mask, torch.where(how < MASKED + AS_ANOTHER, other, ids)
         )
         asked = is_asked < share
+        for known in special:
+            asked = asked & (ids != known)
         logits = base.forward(self, input_ids=torch.where(asked, changed, ids)).logits  # (B, T, V)
         return _counted(logits, torch.where(asked, ids, -100))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...job.settings import meant
 
-__all__ = ["TASKS", "Task", "TaskError", "task_of", "task_of_module"]
+__all__ = ["TASKS", "Task", "TaskError", "known_class", "task_of", "task_of_module"]
 
 
 class TaskError(ValueError):
@@ -58,8 +58,9 @@ def task_of(config: Any, said: str = "auto") -> Task:
     family = config.model_type
     could = [task for task in _LISTED if task.classes(family)]
     if said != "auto":
-        if said not in TASKS:
-            raise TaskError(f'is "{said}": expected "auto", {_named(_LISTED)}{meant(said, TASKS)}')
+        if not isinstance(said, str) or said not in TASKS:
+            near = meant(str(said), TASKS)
+            raise TaskError(f'is "{said}": expected "auto", {_named(_LISTED)}{near}')
         if TASKS[said] not in could:
             have = f"has classes for {_named(could)}" if could else "has no class for any task here"
             raise TaskError(f'is "{said}", and transformers\' family {family} {have}')
@@ -76,7 +77,7 @@ def task_of(config: Any, said: str = "auto") -> Task:
         return could[0]
     named = ", ".join(config.architectures or ()) or "no class"
     raise TaskError(
-        f'is "auto", and config.json names {named}, which has no loss of its own: expected '
+        f'is "auto", and config.json names {named}, of which no task is known: expected '
         f"{_named(could) or 'a family that transformers has a class with a loss for'}"
     )
 
@@ -90,6 +91,17 @@ def task_of_module(module: nn.Module) -> Task | None:
         if found := [task for task in _LISTED if name in task.classes(family)]:
             return found[0]
     return None
+
+
+def known_class(module: nn.Module) -> str | None:
+    """Return the name of the class of transformers that a model is of, or a subclass of; None where
+    no table has it."""
+    task, family = (
+        task_of_module(module),
+        getattr(getattr(module, "config", None), "model_type", ""),
+    )
+    names = [c.__name__ for c in type(module).__mro__]
+    return next((n for n in names if task and n in task.classes(family)), None)
 
 
 def _named(tasks: Any) -> str:

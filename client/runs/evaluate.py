@@ -185,7 +185,7 @@ def evaluation_spec(
     """The run of one step that changes nothing and evaluates the weights of another one. `plan`: in
     place of its [plan]. Raises RecordError where nothing is held out."""
     job = Job.from_json(before.job)
-    if (not job.train.eval_batches and not batches) or not job.data.holdout:
+    if (not job.train.eval_batches and not batches) or not job.data.holds_out:
         raise RecordError("nothing is held out in this run: set holdout and eval_batches above 0")
     table = plain(job)
     table["name"] = f"evaluation of {job.name}"[:200]

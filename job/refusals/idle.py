@@ -34,7 +34,7 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
         yield "train.no_decay", "weight_decay = 0"
     if train.state_dtype != usual.state_dtype and not train.optimizer_slots:
         yield "train.state_dtype", f'optimizer = "{train.optimizer}" without momentum'
-    evaluates = data.holdout or data.validation or data.where == "peer"
+    evaluates = data.holds_out or data.where == "peer"
     own = data.partition is not None and data.partition.held_out
     if train.eval_every not in (0, usual.eval_every) and not evaluates and not own:
         yield "train.eval_every", "data.holdout = 0, which leaves nothing to evaluate"

@@ -231,7 +231,7 @@ def _not_clients(job: Tables, kind: str) -> Iterator[tuple[str, str]]:
         why = 'there are no labels to divide by, with data.targets = ""'
         yield "data.partition.kind", f'"iid" and "by-key" are, {why}'
     if partition is not None and partition.held_out:
-        evaluated = job.train.evaluated_batches and job.data.holdout
+        evaluated = job.train.evaluated_batches and job.data.holds_out
         why = "samples that clients hold out are tried where the version is evaluated"
         if not evaluated:
             yield (

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +84,24 @@ def resolve(
 
 
 def check_apart(source: str, validation: str) -> None:
-    """Raise DataError for a file that is trained on and held out, by whichever name."""
-    if not validation or "://" in source + validation:
+    """Raise DataError for a file that is trained on and held out, by whichever name, or as a copy;
+    of URLs for the same one."""
+    if not validation:
         return
-    there = {path.resolve() for path in each_once(matching(source))} if source else set()
-    for path in each_once(matching(validation)):
-        if path.resolve() in there:
-            raise DataError(
-                f"{path} is among the files of data.source ({source}) and of data.validation "
-                f"({validation}), so it would be trained on: expected files of its own"
-            )
+    shared: Path | str | None = source if source == validation else None
+    if source and "://" not in source + validation:
+        there: dict[int, list[Path]] = {}
+        for path in each_once(matching(source)):
+            if size := path.stat().st_size:
+                there.setdefault(size, []).append(path)
+        held = each_once(matching(validation))
+        alike = ((path, one) for path in held for one in there.get(path.stat().st_size, ()))
+        shared = next((path for path, one in alike if cmp(path, one, shallow=False)), None)
+    if shared:
+        raise DataError(
+            f"{shared} of data.validation ({validation}) is among the files of data.source "
+            f"({source}), or a copy of one, so it would be trained on: expected others"
+        )
 
 
 def windows_of(
@@ -150,8 +159,10 @@ def _arrays(
     total = len(found[names[0]])
     held_out = max(int(total * holdout), 1) if holdout else 0
     if validation:
-        held = _samples(validation, names, key)
+        held = _samples(validation, names, "")
         held_out = len(held[names[0]])
+        if key:  # nobody asks whose a sample is that is held out for all
+            held[key] = np.zeros((held_out, *found[key].shape[1:]), found[key].dtype)
         is_table = all(name.endswith(TABLES) for name in (source, validation))
         found = together([found, held], [source, validation], is_table=is_table)
         total += held_out

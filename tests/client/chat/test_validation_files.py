@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.client.job_data import read_data, reader_of
+from shoal.client.job_data import client_sizes, read_data, reader_of
 from shoal.job import Job, SettingsError
 from shoal.peer.data.manifest import DataError
 
@@ -59,16 +59,42 @@ def test_arrays_are_held_out_from_files_of_their_own(tmp_path: Path) -> None:
     assert str(batches[0]["x"].dtype) == "torch.float32"
 
 
+def test_keys_are_of_samples_that_are_trained_on(tmp_path: Path) -> None:
+    keys = np.array(["ann", "christopher", "ann"])
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.zeros(3), who=keys)
+    np.savez(tmp_path / "v.npz", x=np.ones((2, 2)), y=np.zeros(2))
+    job = Job(
+        model={"factory": "m.py:m"},
+        data={
+            "kind": "arrays",
+            "source": "a.npz",
+            "validation": "v.npz",
+            "partition": {"kind": "by-key", "key": "who"},
+        },
+        sync={"kind": "federated", "per_round": 1},
+        rounds=2,
+        folder=tmp_path,
+    )
+    manifest, batches = held(job, tmp_path / "out", 1, 2)
+    assert (manifest.total, manifest.held_out) == (5, 2)
+    assert batches[0]["x"].min() == 1
+    found = read_data(job, tmp_path / "out", lambda line: None, None)
+    assert sorted(client_sizes(job, found).trained) == [1, 2]
+
+
 def test_validation_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 40)
     os.link(tmp_path / "a.txt", tmp_path / "b.txt")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    (tmp_path / "copy.txt").write_bytes(b"abcdefgh" * 40)
     (tmp_path / "short.txt").write_bytes(b"abc")
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 3)), y=np.zeros(4))
     np.savez(tmp_path / "v.npz", x=np.zeros((4, 2)), y=np.zeros(4))
     for said, data in (
         ("would be trained on", {"source": "*.txt", "validation": "a.txt"}),
         ("would be trained on", {"source": "a.txt", "validation": "link.txt"}),
+        ("would be trained on", {"source": "a.txt", "validation": "copy.txt"}),
+        ("would be trained on", {"source": "http://a/b", "validation": "http://a/b"}),
         ("data.validation 3", {"source": "a.txt", "validation": "short.txt", "length": 8}),
         ("nothing is there|no file", {"source": "a.txt", "validation": "no.txt"}),
         ("expected the same in all", {"kind": "arrays", "source": "a.npz", "validation": "v.npz"}),

@@ -4,6 +4,7 @@ transformers' own classes, torch's cross-entropy, and peft's own choice of what 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.client.models import models
+from shoal.client.models.division import why_it_depends
 from shoal.client.models.factories import ModelError
 from shoal.client.models.losses import with_masked_loss
 from shoal.client.models.tasks import TASKS, TaskError, task_of
@@ -20,6 +22,7 @@ from shoal.client.runs.evaluate import _evaluate
 from shoal.client.sidecars import check_base, sidecars_of
 from shoal.dag.capture.capture import capture
 from shoal.job import Job, SettingsError
+from shoal.job.tables import Output
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,7 +67,7 @@ def test_each_task_is_a_class_of_transformers_with_a_table_of_its_own(task: Any)
 )
 def test_auto_is_the_task_of_the_class_that_wrote_the_folder(found: Any, task: str | None) -> None:
     if task is None:
-        with pytest.raises(TaskError, match=r"no loss of its own: expected"):
+        with pytest.raises(TaskError, match=r"of which no task is known: expected"):
             task_of(found)
     else:
         assert task_of(found).name == task
@@ -112,7 +115,8 @@ def test_a_folder_becomes_the_class_of_its_task(folder: Path) -> None:
         assert getattr(found, "num_labels", 7) in (2, 7)
     for args, said in (
         ({"task": "vision"}, "model.args.task"),
-        ({"mlm_probability": 0.3}, "changes nothing where the task is masked-lm and data.kind"),
+        ({"task": 1}, "model.args.task"),
+        ({"mlm_probability": 0.3}, "changes nothing where the task is masked-lm, data.kind"),
     ):
         with pytest.raises(ModelError, match=said):
             models.outline(job(folder, ARRAYS, **args))
@@ -135,8 +139,11 @@ class Seen(nn.Module):
 def test_masked_tokens_are_drawn_as_berts_and_alone_are_learned() -> None:
     torch.manual_seed(0)
     model, ids = Seen(), torch.full((200, 500), 7)
-    model.__class__ = with_masked_loss(Seen, "x", share=0.3, mask=49, words=40)
+    ids[:, :4] = 3
+    model.__class__ = with_masked_loss(Seen, "x", share=0.3, mask=49, words=40, special=[3, 5])
     found = model(x=ids, y=ids)
+    assert bool((model.seen[0][:, :4] == 3).all())
+    ids, model.seen = ids[:, 4:], [model.seen[0][:, 4:]]
     (seen,), count = model.seen, float(found["weight"])
     share = {"asked": count / ids.numel(), "mask": float((seen == 49).sum()) / count}
     share["other"] = float(((seen != 7) & (seen != 49)).sum()) / count
@@ -170,6 +177,9 @@ def test_text_is_masked_by_the_tokenizer_of_the_folder(folder: Path) -> None:
     ):
         with pytest.raises(ModelError, match=said), models.ready(module, job(folder, data)):
             pass
+    module.config.vocab_size = 1
+    with pytest.raises(ModelError, match="is the id 1"), models.ready(module, given):
+        pass
     wrong = job(folder, TEXT, mlm_probability=2)
     with pytest.raises(ModelError, match="mlm_probability"), models.ready(module, wrong):
         pass
@@ -181,6 +191,9 @@ class Rows:
     def held_out(self, number: int, samples: int) -> dict[str, Tensor]:
         return dict.fromkeys(("x", "y"), torch.full((4, 8), 2 + number))
 
+    def batch(self, step: int, first: int, samples: int) -> dict[str, Tensor]:
+        return dict.fromkeys(("x", "y"), torch.full((samples, 8), 2))
+
 
 def test_an_evaluation_here_draws_the_same_masks_each_time(folder: Path) -> None:
     given = job(folder, TEXT)
@@ -189,6 +202,14 @@ def test_an_evaluation_here_draws_the_same_masks_each_time(folder: Path) -> None
     first = _evaluate(module, given, rows, 2)
     assert _evaluate(module, given, rows, 2) == first
     assert first["weight"] >= 1
+
+
+def test_masks_do_not_keep_a_batch_from_being_divided(folder: Path) -> None:
+    given = job(folder, TEXT)
+    module, rows = models.build(given), cast(Any, Rows())
+    with models.ready(module, given):
+        graph = capture(module, rows.batch(0, 0, 2)).graph
+    assert why_it_depends(module, given, graph, rows) == ""
 
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BartForConditionalGeneration"])
@@ -249,6 +270,7 @@ def test_an_adapter_over_a_base_that_nobody_would_have_is_refused(folder: Path) 
             example = {"input_ids": torch.ones(2, 4).long(), "labels": torch.zeros(2).long()}
             return given, capture(module, example, named=models.plain_name(module)).graph
 
+    lines: list[str] = []
     given, found = graph([])
     known = {
         p.name for p in found.parameters if "pooler" not in p.name and "classifier" not in p.name
@@ -256,5 +278,8 @@ def test_an_adapter_over_a_base_that_nobody_would_have_is_refused(folder: Path) 
     with pytest.raises(
         SettingsError, match=r"bert.pooler.dense.weight, bert.pooler.dense.bias begin"
     ):
-        check_base(given, found, known)
-    check_base(*graph(["pooler"]), known)
+        check_base(given, found, known, lines.append)
+    check_base(*graph(["pooler"]), known, lines.append)
+    assert not lines
+    check_base(replace(given, output=Output()), found, known, lines.append)
+    assert "bert.pooler.dense.weight, bert.pooler.dense.bias begin fresh and stay so" in lines[0]
