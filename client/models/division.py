@@ -83,7 +83,8 @@ def _difference(module: nn.Module, job: Job, reader: Reader) -> str:
             return ""  # it draws in eval mode, too: no two computations of it can be compared
     parts = [run(reader.batch(0, m, 1)) for m in range(SAMPLES)]
     whole = sum(weight for weight, _ in parts)
-    alone = sum((weight / whole * loss for weight, loss in parts), torch.zeros(()))
+    # A mean over nothing is no number, and has no say.
+    alone = sum((weight / whole * loss for weight, loss in parts if weight), torch.zeros(()))
     a, b = float(together.detach()), float(alone.detach())
     if not abs(a - b) <= TOLERANCE * abs(a):  # not >: a NaN shows nothing
         return f"the loss of {SAMPLES} samples is {a:.6g} together and {b:.6g} one by one"

@@ -22,9 +22,10 @@ class SeenOperator:
         kinds: Mapping[str, Kind],
         ignores_none: Callable[[Operator], bool],
         whole: Collection[str],
+        counted: Mapping[tuple[str, Any], str],
     ) -> None:
         self.op, self.specs, self.kinds, self.ignores_none = op, specs, kinds, ignores_none
-        self.whole = whole
+        self.whole, self.counted = whole, counted
         self.name = op.target.split(".")[1]
         self.out: tuple[Dim, ...] = op.outputs[0].spec.shape if op.outputs[0].spec else ()
         self.reads = op.reads

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from ..ir.graph import Graph, Operator, Ref, Size
 from ..ir.operators import POINTWISE
@@ -52,11 +53,12 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     kinds |= {f"buffer:{b.name}": FIXED for b in graph.buffers}
     kinds |= {f"in:{i.name}": SampleRows(0) for i in graph.inputs}
     whole = {f"in:{i.name}" for i in graph.inputs if i.spec.dtype == "bool"}
+    counted = _counted(graph)
     for op in graph.operators:
         if is_whole(op, whole):
             whole.update(op.values)
         try:
-            made = Seen(op, graph.spec, kinds, ignores_none, whole).kind()
+            made = Seen(op, graph.spec, kinds, ignores_none, whole, counted).kind()
         except MeetError as error:
             where = f"module {op.module!r}" if op.module else "the model itself"
             return f"{op.target.split('.')[1]} of {where} {str(error) or 'may mix samples'}"
@@ -70,6 +72,21 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     if weight != SampleSum(loss.of) and (loss.of != COUNT or weight != FIXED):
         return "the loss is a mean over something else than its weight"
     return ""
+
+
+def _counted(graph: Graph) -> dict[tuple[str, Any], str]:
+    """Labels and the one that is ignored, to the sum of those that are not, where that is what the
+    graph's weight is: a cross-entropy of these labels is a mean over it."""
+    by = {value: op for op in graph.operators for value in op.values}
+    total = by.get(graph.weight or "")
+    while total is not None and total.target == "aten._to_copy.default":
+        total = by.get(total.reads[0])
+    if total is None or total.target != "aten.sum.default":
+        return {}
+    other = by.get(total.reads[0])
+    if other is None or other.target != "aten.ne.Scalar":
+        return {}
+    return {(other.reads[0], other.args[1]): total.name}
 
 
 class Seen(SeenOperator):
@@ -336,6 +353,9 @@ class Seen(SeenOperator):
             return SampleSum(self.op.name)
         if self.arg(2) is not None:
             self.meet("weighs its mean by the classes of the microbatch")
+        ignored = self.arg(4, dict(self.op.kwargs).get("ignore_index", -100))
+        if (of := self.counted.get((labels.value, ignored))) is not None:
+            return SampleShare(of)
         if not self.ignores_none(self.op):
             self.meet("takes its mean over the labels that are not ignored")
         return SampleShare(COUNT)

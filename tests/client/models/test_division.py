@@ -49,6 +49,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Out]] = {
     "dropped": lambda h, y, w: h.square().mean(),
     "padded": lambda h, y, w: F.pad(h, (0, 2)).square().mean(),
     "mean over labels": lambda h, y, w: F.cross_entropy(h, y),
+    "weighed mean": lambda h, y, w: {"loss": F.cross_entropy(h, y), "weight": (y != -100).sum()},
     "clamped weight": lambda h, y, w: counted(h, y, clamped=True),
     "smoothed over labels": lambda h, y, w: F.cross_entropy(h, y, label_smoothing=0.1),
     "class weights": lambda h, y, w: F.cross_entropy(h, y.clamp(min=0), torch.arange(1.0, 5.0)),
@@ -72,7 +73,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Out]] = {
     "two tasks": lambda h, y, w: F.cross_entropy(h, y) + h.square().mean(),
 }
 FREE = ("counted", "mean of squares", "sum over B", "smoothed", "regularised", "dropped", "padded")
+FREE += ("weighed mean",)
 QUICK = ("counted", "dropped", "mean over labels", "clamped weight", "fractions", "balance")
+QUICK += ("weighed mean",)
 """The others are captured at night."""
 
 

@@ -56,6 +56,21 @@ class Language(nn.Module):
         return {"loss": total / count.clamp(min=1), "weight": count.float()}
 
 
+class Weighed(Language):
+    """The mean that torch takes over labels that are not ignored, and a number of labels."""
+
+    def __init__(self, *, of: str = "y", ignored: int = 8, smooth: float = 0.0) -> None:
+        super().__init__(8)
+        self.of, self.other, self.smooth = of, ignored, smooth
+
+    def forward(self, x: Tensor, y: Tensor) -> object:
+        given, labels = {"x": x.flatten(), "y": y.flatten()}, y.flatten()
+        given["y"] = labels
+        logits = self.head(self.words(x)).flatten(0, 1)
+        loss = F.cross_entropy(logits, labels, ignore_index=8, label_smoothing=self.smooth)
+        return {"loss": loss, "weight": (given[self.of] != self.other).sum()}
+
+
 def _small_gpt() -> nn.Module:
     return gpt(layers=2, width=8, heads=2, length=6, dropout=0.0)
 
@@ -103,6 +118,8 @@ ALONE: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
     ),
     "labels": (Language, words),
     "counted labels": (lambda: Language(8, counts=True), words),
+    "a mean with its number of labels": (Weighed, words),
+    "a smooth mean with its number of labels": (lambda: Weighed(smooth=0.2), words),
     "gpt": (_small_gpt, words),
     "llama": (_llama, words),
 }
@@ -129,6 +146,8 @@ TOGETHER: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], str]]
         rows,
         "than its weight",
     ),
+    "a mean with the number of other labels": (lambda: Weighed(of="x"), words, "ignored"),
+    "a mean with what it counts as well": (lambda: Weighed(ignored=7), words, "ignored"),
     "merged the wrong way": (
         lambda: Of(lambda h, y, m: h.transpose(0, 1).reshape(-1, 4).softmax(0).mean()),
         rows,
