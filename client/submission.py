@@ -228,7 +228,7 @@ def _pretrained(
         return None
     options = models.fit_options(outline.module, job, outline.changed)
     found = fit(stored, wanted_by(graph), **options, say=say)
-    check_base(job, graph, {*found.entries, *outline.changed})
+    check_base(job, graph, {*found.entries, *outline.changed, *options.get("unsaved", ())})
     return found
 
 
