@@ -2,7 +2,8 @@
 its folder, cut in four stages.
 
 Both begin with the same weights (its own, and a little noise, so that no branch is multiplied by
-zero; of other tasks than causal-lm by way of a folder that `save_pretrained` wrote), take the same batches of token ids, and make STEPS steps of SGD.
+zero; of other tasks than causal-lm by way of a folder that `save_pretrained` wrote), take the same
+batches of token ids, and make STEPS steps of SGD.
 """
 
 from __future__ import annotations
@@ -139,9 +140,10 @@ def _begin(plain: nn.Module, module: nn.Module, problem: Problem) -> None:
 
 
 def _shaken(model: nn.Module) -> None:
+    """Add a little noise to what is trained."""
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=random))
 
 
