@@ -228,7 +228,8 @@ def _pretrained(
         return None
     options = models.fit_options(outline.module, job, outline.changed)
     found = fit(stored, wanted_by(graph), **options, say=say)
-    check_base(job, graph, {*found.entries, *outline.changed}, say)
+    known = {*found.entries, *outline.changed, *options.get("unsaved", ())}
+    check_base(job, graph, known, say)
     return found
 
 

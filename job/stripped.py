@@ -30,7 +30,9 @@ def data_without(data: Data) -> Data:
         return data
     if data.is_records:  # its samples are numbers by now
         return Data(kind="arrays", inputs=data.inputs, targets=data.targets, length=data.length)
-    return replace(data, source="", tokenizer="bytes" if data.tokenizer == "bytes" else "auto")
+    tokenizer = "bytes" if data.tokenizer == "bytes" else "auto"
+    held = data.holdout or (Data.holdout if data.validation else 0.0)  # something is, whatever
+    return replace(data, source="", validation="", holdout=held, tokenizer=tokenizer)
 
 
 def output_without(output: Output) -> Output:

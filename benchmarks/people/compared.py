@@ -2,7 +2,8 @@
 its folder, cut in four stages.
 
 Both begin with the same weights (its own, and a little noise, so that no branch is multiplied by
-zero), take the same batches of token ids, and make STEPS steps of SGD.
+zero; of other tasks than causal-lm by way of a folder that `save_pretrained` wrote), take the same
+batches of token ids, and make STEPS steps of SGD.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ def compared(family: str) -> Row:
         return Row(family, "not built", _words(error))
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         try:
-            problem.config.save_pretrained(folder)
+            _save(plain, problem, Path(folder))
             module, captured = _captured(Path(folder), problem)
         except Exception as error:  # whatever the product raises: a refusal where it is one of its
             kind = "refused" if isinstance(error, ValueError) else "error"
             return Row(family, kind, _words(error))
     try:
-        plain.load_state_dict(module.state_dict())
+        _begin(plain, module, problem)
         return _trained(family, plain, captured, problem)
     except Exception as error:
         return Row(family, "wrong", _words(error), len(captured.graph.operators))
@@ -111,15 +112,48 @@ def _plain(name: str) -> tuple[Problem, nn.Module]:
     return problem, model
 
 
+def _save(model: nn.Module, problem: Problem, folder: Path) -> None:
+    """Write the folder that a job names: of a causal model its config, of another task the model as
+    transformers writes it."""
+    if _begins_random(problem):
+        problem.config.save_pretrained(folder)
+        return
+    _shaken(model)
+    saved: Any = model
+    saved.save_pretrained(folder)
+
+
+def _begins_random(problem: Problem) -> bool:
+    return problem.task == "causal-lm"
+
+
+def _begin(plain: nn.Module, module: nn.Module, problem: Problem) -> None:
+    """Let the plain model begin as the captured one; raise ValueError where that was read from
+    files and has other values."""
+    if _begins_random(problem):
+        plain.load_state_dict(module.state_dict())
+        return
+    theirs = plain.state_dict()
+    ours = module.state_dict()
+    if other := [name for name, tensor in theirs.items() if not torch.equal(ours[name], tensor)]:
+        raise ValueError(f"{len(other)} tensors are not those of the folder ({other[0]}, …)")
+
+
+def _shaken(model: nn.Module) -> None:
+    """Add a little noise to what is trained."""
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=random))
+
+
 def _captured(folder: Path, problem: Problem) -> tuple[nn.Module, Captured]:
     """The model of a folder as a job has it, and its capture. Raises ModelError, CaptureError."""
     model = {"factory": f"hf:{folder}", "args": problem.args}
     job = Job(model=model, data={"kind": "arrays", "source": "none"}, steps=1)
     module = models.capturable(models.outline(job), job)
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=random))
+    if _begins_random(problem):
+        _shaken(module)
     with models.ready(module, job):
         captured = capture(
             module,

@@ -30,6 +30,7 @@ __all__ = [
     "is_hugging_face",
     "pretrained_weights",
     "story",
+    "unwrapped",
 ]
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -257,7 +258,11 @@ def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
 def is_hugging_face(module: nn.Module) -> bool:
     """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
     neither."""
-    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        wrapper: Any = module
-        module = wrapper.get_base_model()
-    return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
+    return any(c.__module__.startswith("transformers.") for c in type(unwrapped(module)).__mro__)
+
+
+def unwrapped(module: nn.Module) -> Any:
+    """The model that peft's wrapper has around it, or else the module itself."""
+    inner: Any = module
+    wrapped = type(module).__module__.startswith("peft.") and hasattr(inner, "get_base_model")
+    return inner.get_base_model() if wrapped else inner

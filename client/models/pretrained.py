@@ -3,6 +3,8 @@ has their values before an adapter is made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from ..files import weight_files
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored
 from .adapters import plain_name
-from .factories import find, is_hugging_face, pretrained_weights
-from .fitting import Wanted, fit
+from .factories import ModelError, find, is_hugging_face, pretrained_weights, unwrapped
+from .fitting import Renamed, Wanted, fit
 from .recording import Recording
 from .state_dicts import tied_names
 
@@ -64,9 +66,77 @@ def fitted(module: nn.Module, job: Job, but: frozenset[str] = frozenset()) -> Pr
 
 
 def fit_options(module: nn.Module, job: Job, but: frozenset[str]) -> dict[str, Any]:
-    """What `fitting.fit` is told of a module."""
-    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
-    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh, "but": but}
+    """What `fitting.fit` is told of a module. Raises ModelError for a glob of `fresh` that names
+    none of its parameters."""
+    _check_fresh(module, job.model.fresh)
+    told: dict[str, Any] = {"rename": job.model.rename, "fresh": job.model.fresh, "but": but}
+    if not is_hugging_face(module):
+        return told
+    prefix = getattr(module, "base_model_prefix", "")
+    return told | {"prefix": prefix, "renamed": _renamed_by(module), "unsaved": _unsaved(module)}
+
+
+def _check_fresh(module: nn.Module, fresh: tuple[str, ...]) -> None:
+    """Raise ModelError for a glob that makes nothing begin fresh: what was meant would begin as the
+    files have it."""
+    plain = plain_name(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    anew = {one for one in first.values() if any(fnmatch(one, glob) for glob in fresh)}
+    for glob in fresh:
+        named = [name for name in first if fnmatch(name, glob)]
+        if not named:
+            raise ModelError(f'`model.fresh` has "{glob}", which matches no parameter')
+        if not any(first[name] in anew for name in named):
+            raise ModelError(
+                f'`model.fresh` has "{glob}", and "{named[0]}" is tied to "{first[named[0]]}": '
+                "name that, or let the model not tie them (of Hugging Face args = "
+                "{ tie_word_embeddings = false })"
+            )
+
+
+def _unsaved(module: nn.Module) -> frozenset[str]:
+    """The fixed parameters that transformers writes into no file, as sinusoidal positions:
+    `from_pretrained` makes them anew."""
+    base = unwrapped(module)
+    fixed = {name for name, p in base.named_parameters() if not p.requires_grad}
+    return frozenset(fixed.intersection(getattr(base, "_keys_to_ignore_on_save", None) or ()))
+
+
+def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], Renamed]:
+    """How `from_pretrained` renames what files have to the names of a model: by transformers' own
+    rules of its class, which a version before 5 has not."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+    except ImportError:
+        return lambda names: Renamed()
+    state, base = _state(module), unwrapped(module)
+
+    def renamed(names: Iterable[str]) -> Renamed:
+        rules = get_model_conversion_mapping(base)
+        plain = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        making = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        prefix = base.base_model_prefix
+        sources: dict[str, list[str]] = {}
+        made: dict[str, str] = {}
+        # A rule may hold from the first name on that another one begins with: their order counts.
+        for name in sorted(names, key=dot_natural_key):
+            to, rule = rename_source_key(name, plain, making, prefix, state)
+            if to not in state and name in state:
+                to, rule = rename_source_key(name, [], [], prefix, state)
+            if rule is None and to in state:
+                sources.setdefault(to, []).append(name)
+            elif rule is not None:
+                by = next(m.operations for m in making if rule in m.source_patterns)
+                made[name] = " and ".join(type(operation).__name__ for operation in by)
+        return Renamed(sources, made)
+
+    return renamed
 
 
 def _state(module: nn.Module) -> dict[str, Any]:

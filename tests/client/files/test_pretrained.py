@@ -94,7 +94,7 @@ class Lab:
             model={"factory": "live:Net", **model},
             module=net,
             data=data,
-            train={"steps": 3, "batch": 8, "microbatch": 2, "eval_batches": 1},
+            train={"steps": 3, "batch": 8, "microbatch": 2},
             output={"to": str(self.folder / "runs")},
         )
 

@@ -288,7 +288,7 @@ def changed_without_grad(self, x):
         (loop, "for row in self.linear(x):", "loop over the batch dimension.*batch size 4 only"),
         (batch_branch, "if x.shape[0] > 3:", r"branch on the batch size.*4 <= batch"),
         (fixed, "return self.linear(x).view(4, 2, 2).mean()", "batch size 4 only"),
-        (masked, "return h[h > 0].mean()", r"depends on data.*torch.where"),
+        (masked, "return h[h > 0].mean()", r"how many elements a mask picks.*torch.where"),
         (printing, 'print(f"mean {h.mean():.3f}")', "printing.*metric"),
         (to_numpy, "scale = self.linear(x).detach().numpy().sum()", "numpy.*torch functions"),
         (random_order, "order = torch.randperm(4)", "randperm.*no counter-based form"),
