@@ -76,8 +76,8 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
 
 
 def _unshared(job: Tables) -> Iterator[tuple[str, str]]:
-    """What is said of links that a plan of one stage, or with one holder of each, has not. Stages
-    that share a parameter add its gradients up through codec.grad, however few hold each."""
+    """Keys of links that a plan of one stage, or with one holder of each, has not. Stages that
+    share a parameter add its gradients up through codec.grad, however few hold each."""
     codec, plan, lossless = job.codec, job.plan, ("none", "lossless")
     if plan.stages == 1:
         for role in ("activation", "activation_grad"):

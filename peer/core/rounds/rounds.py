@@ -82,9 +82,8 @@ class Rounds:
         self._holds = self._unmasked = self._unsound = False
         """Whether it has told that it holds the masked sums, whether it has the masks, and whether
         it takes no part in the attempt, whose keys or shares are not as they should be."""
-        self._drift = self._clients_moved = self._local_s = 0.0
-        self._losses: tuple[float, ...] = ()
-        self._skipped = 0
+        self._contributed, self._local_s = e.RoundResult(), 0.0
+        """What the last contribution came to, and what local work took."""
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
 
@@ -268,9 +267,8 @@ class Rounds:
         self._unsound = self._unsound or found.code == "masks"
         match action.kind:
             case Kind.CONTRIBUTE:
-                self._drift, self._clients_moved = found.drift, found.moved
-                self._skipped = found.skipped
-                self._losses, self._local_s = found.losses, result.seconds if found.losses else 0.0
+                self._contributed = found
+                self._local_s = result.seconds if found.losses else 0.0
                 return [self._report(0, now, found)]
             case Kind.EXCHANGE:
                 if found.code:
@@ -334,10 +332,10 @@ class Rounds:
             attempt=attempt,
             hashes=found.hashes,
             parts=found.parts,
-            drift=self._drift,
-            clients_moved=self._clients_moved,
-            losses=self._losses if attempt else (),
-            skipped=self._skipped,
+            drift=self._contributed.drift,
+            clients_moved=self._contributed.moved,
+            losses=self._contributed.losses if attempt else (),
+            skipped=self._contributed.skipped,
             local_s=self._local_s if attempt else 0.0,
             mean_moved=found.moved if attempt else 0.0,
             left_out=found.left_out,
