@@ -21,7 +21,7 @@ from ...peer.blobs.weights import TensorLocation
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored, WeightFilesError
 
-__all__ = ["Renamed", "Wanted", "fit", "wanted_by"]
+__all__ = ["FileNames", "Wanted", "fit", "wanted_by"]
 
 ADAPTERS = ("*.lora_*", "*.modules_to_save.*", "*.trainable_tokens_*")
 """Parameters that peft puts beside a model's own: no file of the model has them."""
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     needed: bool
 
 
-class Renamed(NamedTuple):
+class FileNames(NamedTuple):
     """What transformers makes of the names of files. sources: by the name of a parameter, the
     tensors of files that it is, one of which is meant; made: by the name of a tensor of files that
     it joins, splits or turns, the names of its operations."""
@@ -65,7 +65,7 @@ def fit(
     *,
     prefix: str = "",
     rename: Mapping[str, str] | None = None,
-    renamed: Callable[[Iterable[str]], Renamed] = lambda names: Renamed(),
+    renamed: Callable[[Iterable[str]], FileNames] = lambda names: FileNames(),
     fresh: Sequence[str] = (),
     unsaved: Collection[str] = (),
     but: Collection[str] = (),
@@ -117,7 +117,7 @@ def fit(
 
 
 class _Names(NamedTuple):
-    """How names of parameters become those of files. sources: as in `Renamed`; taken: all of
+    """How names of parameters become those of files. sources: as in `FileNames`; taken: all of
     them."""
 
     prefix: str

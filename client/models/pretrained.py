@@ -18,7 +18,7 @@ from ..files.shards import Pretrained
 from ..files.weight_files import Stored
 from .adapters import plain_name
 from .factories import ModelError, find, is_hugging_face, pretrained_weights, unwrapped
-from .fitting import Renamed, Wanted, fit
+from .fitting import FileNames, Wanted, fit
 from .recording import Recording
 from .state_dicts import tied_names
 
@@ -102,7 +102,7 @@ def _unsaved(module: nn.Module) -> frozenset[str]:
     return frozenset(fixed.intersection(getattr(base, "_keys_to_ignore_on_save", None) or ()))
 
 
-def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], Renamed]:
+def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], FileNames]:
     """How `from_pretrained` renames what files have to the names of a model: by transformers' own
     rules of its class, which a version before 5 has not."""
     try:
@@ -114,10 +114,10 @@ def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], Renamed]:
             rename_source_key,
         )
     except ImportError:
-        return lambda names: Renamed()
+        return lambda names: FileNames()
     state, base = _state(module), unwrapped(module)
 
-    def renamed(names: Iterable[str]) -> Renamed:
+    def renamed(names: Iterable[str]) -> FileNames:
         rules = get_model_conversion_mapping(base)
         plain = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         making = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -134,7 +134,7 @@ def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], Renamed]:
             elif rule is not None:
                 by = next(m.operations for m in making if rule in m.source_patterns)
                 made[name] = " and ".join(type(operation).__name__ for operation in by)
-        return Renamed(sources, made)
+        return FileNames(sources, made)
 
     return renamed
 

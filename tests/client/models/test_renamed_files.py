@@ -17,7 +17,7 @@ from shoal.client import submission
 from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.models import models
 from shoal.client.models.factories import ModelError
-from shoal.client.models.fitting import Renamed, Wanted, fit
+from shoal.client.models.fitting import FileNames, Wanted, fit
 from shoal.client.models.models import fit_options, starting_files
 from shoal.client.models.tasks import TASKS
 from shoal.job import Job
@@ -141,13 +141,13 @@ def test_a_tensor_that_is_another_parameter_is_not_found_by_its_own_name(tmp_pat
     save_file(held, tmp_path / "w.safetensors")
     stored = find([str(tmp_path / "w.safetensors")])
     wanted = [Wanted((name,), (2,), torch.float32, True) for name in "abc"]
-    circle = Renamed({"a": ["b"], "b": ["a"]}, {"c": "Transpose"})
+    circle = FileNames({"a": ["b"], "b": ["a"]}, {"c": "Transpose"})
     found = dict(fit(stored, wanted[:2], renamed=lambda names: circle).tensors())
     assert torch.equal(found["a"], held["b"])
     assert torch.equal(found["b"], held["a"])
     with pytest.raises(WeightFilesError, match=r"1 of its parameters are missing \(c\).*Transpose"):
         fit(stored, wanted, renamed=lambda names: circle)
-    by_job = fit(stored, wanted[:1], rename={"a": "c"}, renamed=lambda names: Renamed())
+    by_job = fit(stored, wanted[:1], rename={"a": "c"}, renamed=lambda names: FileNames())
     assert torch.equal(dict(by_job.tensors())["a"], held["c"])
 
 
