@@ -106,7 +106,8 @@ def check_base(job: Job, graph: Graph, known: Collection[str], say: Callable[[st
     """Raise SettingsError for an adapter over a base of which part would be nowhere: it begins as
     the factory makes it, and stays so; in another format that is said. `known`: what files or the
     adapter have."""
-    if not any(p.trainable and ".lora_" in p.name for p in graph.parameters):
+    has_lora = any(p.trainable and ".lora_" in p.name for p in graph.parameters)
+    if job.output.format != "peft" and not has_lora:
         return
     read = {name for operator in graph.operators for name in operator.reads}
     frozen = [p.name for p in graph.parameters if not p.trainable and f"param:{p.name}" in read]

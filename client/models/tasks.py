@@ -3,7 +3,7 @@ learns from text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,25 +84,23 @@ def task_of(config: Any, said: str = "auto") -> Task:
 
 def task_of_module(module: nn.Module) -> Task | None:
     """Return the task of a model of transformers, or of a subclass; None where no table has it."""
-    config = getattr(module, "config", None)
-    family = getattr(config, "model_type", "")
-    names = [c.__name__ for c in type(module).__mro__ if c.__module__.startswith("transformers.")]
-    for name in names:
-        if found := [task for task in _LISTED if name in task.classes(family)]:
-            return found[0]
-    return None
+    return next((task for task, _ in _known(module)), None)
 
 
 def known_class(module: nn.Module) -> str | None:
     """Return the name of the class of transformers that a model is of, or a subclass of; None where
     no table has it."""
-    task, family = (
-        task_of_module(module),
-        getattr(getattr(module, "config", None), "model_type", ""),
-    )
-    names = [c.__name__ for c in type(module).__mro__]
-    return next((n for n in names if task and n in task.classes(family)), None)
+    return next((name for _, name in _known(module)), None)
 
 
-def _named(tasks: Any) -> str:
+def _known(module: nn.Module) -> Iterator[tuple[Task, str]]:
+    """Yield tasks and classes of transformers that a model is of, the nearest class first."""
+    family = getattr(getattr(module, "config", None), "model_type", "")
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("transformers."):
+            name = kind.__name__
+            yield from ((task, name) for task in _LISTED if name in task.classes(family))
+
+
+def _named(tasks: Iterable[Task]) -> str:
     return ", ".join(f'"{task.name}"' for task in tasks)
