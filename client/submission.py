@@ -27,7 +27,7 @@ from ..dag.capture.proof import Alone
 from ..dag.ir.convert import graph_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
-from ..dag.rounds.fragments import blocks
+from ..dag.rounds.vector import blocks
 from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError

@@ -1,7 +1,7 @@
 """How the local work of a round is divided among its replicas, by what they are taken to do in a
 second. Pure.
 
-What one replica alone says of its speed counts up to a bound (`dag/rounds/step_seconds.py`), and
+What one replica alone says of its speed counts up to a bound (`planner/replicas/rounds.py`), and
 others wait for it at most so many times as long as for the next one.
 
 Where local steps go on while the round before is exchanged, a replica makes some of the next round
@@ -17,7 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from ...dag.rounds.step_seconds import MOST_TIMES, at_least
+from ...planner.replicas.rounds import MOST_TIMES, at_least
 from ...proto.broker_pb2 import RoundWork
 from ..records.run import RunRecord
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.step_seconds import MOST_TIMES
+from ...planner.replicas.rounds import MOST_TIMES
 from ...proto.broker_pb2 import WAITING, RoundReport
 from ..membership.member import Member
 from ..policies.policy import RoundPolicy

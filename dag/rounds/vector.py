@@ -10,23 +10,35 @@ integers the largest counts, and no sum.
 
 What is encoded, summed and hashed at once is a *piece*: PIECE elements of one entry at most,
 counted from its beginning. Pieces follow from the graph alone, so that neither a cut nor who adds
-up what changes a bit. A *part* is what one frame has: whole pieces side by side. Where numbers go
+up what changes a bit. The hash of a version, which says whether replicas have made the same, is
+
+    Σ over pieces of XXH3-64(value, first element, bytes in float32)    modulo 2^64
+
+Sums have no order: so the sums of a replica's holders are equal to those of another one's, however
+each is cut. A *part* is what one frame has: whole pieces side by side. Where numbers go
 as they are, it begins and ends anywhere, for sums are the same however they are cut
 (`part_elements`); then a piece may be in several parts, and what is in one is a piece there.
+
+Rounds may exchange one *fragment* of it at a time (Streaming DiLoCo): block i of the model is in
+fragment i mod N, and so strided over its depth; what is in no block is in the first one. The first
+number in a parameter's name is that of its block: `h.3.attn.weight` is of block 3.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
+from torch import Tensor
+from xxhash import xxh3_64
+
 from ..ir.graph import Graph, TensorSpec
 from ..plan.cut import Cutter
 from ..plan.outline import Outline
-from .fragments import fragment_of
 
 __all__ = [
     "PIECE",
@@ -34,6 +46,8 @@ __all__ = [
     "RunVector",
     "Span",
     "VectorPiece",
+    "blocks",
+    "digest",
     "part_elements",
     "with_elements",
 ]
@@ -43,6 +57,7 @@ PIECE = 1 << 20
 _LEAST, _LONG = 1 << 12, 1 << 16
 """Elements of a part, at least, and of one of which few on their way fill a link: 16 and 256 KB."""
 _MOST_SHARES = 16
+_BLOCK = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 def part_elements(elements: int, members: int) -> int:
@@ -52,6 +67,11 @@ def part_elements(elements: int, members: int) -> int:
     while other parts come. Of more than 16 members each has fewer: it has frames with all."""
     share = elements // max(1, min(members, _MOST_SHARES))
     return min(PIECE, max(_LEAST, min(share // 4, _LONG), share // 16))
+
+
+def blocks(names: Iterable[str]) -> int:
+    """How many blocks there are in a model with these parameters."""
+    return len({found[1] for name in names if (found := _BLOCK.search(name))})
 
 
 Span = tuple[int, int]
@@ -176,8 +196,11 @@ class RunVector:
         return found
 
     def is_in(self, entry: Entry, fragment: int) -> bool:
-        """0: of all."""
-        return not fragment or fragment_of(entry.name, self.fragments) == fragment
+        """Whether an entry is in a fragment, from 1; 0: of all."""
+        if not fragment:
+            return True
+        block = _BLOCK.search(entry.name)
+        return fragment == (int(block[1]) % self.fragments + 1 if block else 1)
 
     def parts(self, start: int, stop: int, most: int = 0) -> list[Span]:
         """The parts of the elements from `start` to `stop`, each rounded down to a piece's
@@ -242,3 +265,13 @@ def with_elements(outline: Outline, graph: Graph, bounds: Sequence[tuple[int, in
             if (e := entries[g.parameter]) is not None
         ),
     )
+
+
+def digest(value: str, version: Tensor) -> int:
+    """The digest of one entry; `version`: (elements,), float32, on the host."""
+    total, data = 0, version.contiguous().numpy()
+    for start in range(0, len(data), PIECE):
+        piece = xxh3_64(f"{value}\0{start}\0".encode())
+        piece.update(data[start : start + PIECE].data)
+        total += piece.intdigest()
+    return total % 2**64

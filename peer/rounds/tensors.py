@@ -16,7 +16,6 @@ from torch import Tensor
 from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
-from ...dag.rounds.digest import digest
 from ...dag.rounds.noise import StreamKey, VectorNoise, secret_key
 from ...dag.rounds.sums import (
     FixedPoint,
@@ -26,7 +25,7 @@ from ...dag.rounds.sums import (
     WeightedSum,
     fits,
 )
-from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
+from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece, digest
 from ...job.clients.client_privacy import STEP_BITS, no_integers
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings, SettingsError

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from ...dag.rounds.step_seconds import at_least
 from .copies import CopyingPaces
 from .pace import Pace, Paces
 from .rough import RoughPaces
-from .rounds import Contribution, contributions, local_steps
+from .rounds import Contribution, at_least, contributions, local_steps
 
 __all__ = ["NEAR", "Division", "Judge", "preferred"]
 

@@ -38,7 +38,15 @@ from ...dag.rounds.vector import part_elements
 from ...dag.rounds.vector_segment import UNDIVIDED
 from ..network.places import places_of
 
-__all__ = ["Contribution", "Slots", "contributions", "line_rates", "local_steps"]
+__all__ = [
+    "MOST_TIMES",
+    "Contribution",
+    "Slots",
+    "at_least",
+    "contributions",
+    "line_rates",
+    "local_steps",
+]
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +55,17 @@ Slots = Sequence[tuple[int, int, Sequence[int]]]
 
 _WAYS = 6
 """Latencies in a row: of "ready", the plan, parts, sums, "made" and the next round's beginning."""
+MOST_TIMES = 4.0
+"""How much faster than the next one a replica is taken to be. How long a step takes is a replica's
+own word, as it may report steps that it has not made."""
+
+
+def at_least(seconds: Sequence[float]) -> list[float]:
+    """Seconds of a step, of each replica: of the fastest no less than the next one's, divided by
+    MOST_TIMES. 0: not known."""
+    known = sorted(s for s in seconds if s > 0)
+    least = known[1] / MOST_TIMES if len(known) > 1 else 0.0
+    return [max(s, least) if s > 0 else s for s in seconds]
 
 
 def local_steps(seconds: Sequence[float], total: int) -> tuple[int, ...]:

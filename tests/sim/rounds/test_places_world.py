@@ -58,8 +58,7 @@ def wan() -> Wan:
 def _all_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And there are parts enough for all to do so."""
     monkeypatch.setattr("shoal.broker.policies.segments.UNDIVIDED", 64)
-    for room in ("dag.rounds.vector", "dag.rounds.digest"):
-        monkeypatch.setattr(f"shoal.{room}.PIECE", 128)
+    monkeypatch.setattr("shoal.dag.rounds.vector.PIECE", 128)
 
 
 class Frames:
@@ -202,8 +201,7 @@ def test_masks_stay_on_sums_of_places(
 ) -> None:
     """Who gives the sum of a place sees masks as who adds up all does; versions are those without
     masks, to the bit."""
-    for room in ("dag.rounds.vector", "dag.rounds.digest"):
-        monkeypatch.setattr(f"shoal.{room}.PIECE", 4)
+    monkeypatch.setattr("shoal.dag.rounds.vector.PIECE", 4)
     monkeypatch.setattr("shoal.broker.policies.segments.UNDIVIDED", 4)
     job = job_of(tmp_path, "fedavg", 2)
     job = replace(job, plan=replace(job.plan, replicas=PEERS))
