@@ -29,8 +29,7 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.dag.rounds.vector import PIECE, Span
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, UNDIVIDED, Giver
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, Giver, port_of
 from shoal.dag.schedule.flow import Role
 from shoal.job.sync import AUDIT
 from shoal.net.identity.authority import Authority

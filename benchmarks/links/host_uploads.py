@@ -39,7 +39,7 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import Client, connect
 from shoal.client.front import SimulationFront
 from shoal.client.runs.run import Run
-from shoal.dag.rounds.vector_segment import GIVE
+from shoal.dag.rounds.wiring import GIVE
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.cluster import wait_for_peers

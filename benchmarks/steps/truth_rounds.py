@@ -30,8 +30,7 @@ from shoal.broker.policies.segments import Replicated, segments, sliced
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.vector_segment import GIVE, RESULT
-from shoal.dag.rounds.wiring import RoundWiring, port_of, wiring
+from shoal.dag.rounds.wiring import GIVE, RESULT, RoundWiring, port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.dag.schedule.slices import PlanSlices
 from shoal.job import Training

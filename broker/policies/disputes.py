@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import segment_of
+from ...dag.rounds.wiring import segment_of
 from ...proto.broker_pb2 import RoundPlan, RoundReport
 
 __all__ = ["Disputes", "doubted"]

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.rounds.vector import PIECE, Span
-from ...dag.rounds.vector_segment import UNDIVIDED, Giver, Place, VectorSegment
+from ...dag.rounds.wiring import UNDIVIDED, Giver, Place, VectorSegment
 from ...net.identity.receipts import MOST_RECEIPTS
 from ...proto.broker_pb2 import RoundSegment
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import segments_of
+from ...dag.rounds.wiring import segments_of
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundReport, RunEvent
 from ..events import Instruction, Log
 from ..membership.member import Member, clean

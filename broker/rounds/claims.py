@@ -19,7 +19,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import GATHER, GIVE, segment_of, segments_of
+from ...dag.rounds.wiring import GATHER, GIVE, claims_due, segment_of, segments_of
 from ...dag.schedule.filled import filled
 from ...net.identity.receipts import ATTEMPT, MOST_RECEIPTS, claim_of, contradict, read_receipt
 from ...net.identity.signing import SignatureError
@@ -41,7 +41,7 @@ from ..membership.member import Member
 from ..policies.round_view import RoundView
 from ..runs.run import Run
 
-__all__ = ["ClaimVerdict", "SignedClaims", "claims_due"]
+__all__ = ["ClaimVerdict", "SignedClaims"]
 
 
 @dataclass(frozen=True)
@@ -261,12 +261,6 @@ class SignedClaims:
 
 def _about(case: _Case) -> list[PeerId]:
     return [case.of.signer, *case.claims]
-
-
-def claims_due(plan: RoundPlan, peer: PeerId) -> list[int]:
-    """Return how many claims a peer has to make: of what it gave, heard and got."""
-    due = [s.claims(peer) for s in segments_of(plan)]
-    return [sum(len(claims[i]) for claims in due) for i in range(3)]
 
 
 def _claims(peer: PeerId, plan: RoundPlan, said: RoundReport) -> Iterator[tuple[_Claimed, bytes]]:

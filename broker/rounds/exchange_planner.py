@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import part_elements
-from ...dag.rounds.vector_segment import segment_of
+from ...dag.rounds.wiring import claims_due, segment_of
 from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
 from ..membership.member import dial
 from ..membership.membership import Membership
 from ..policies.round_view import ExchangeGroup
 from ..policies.segments import Replicated, provable, segments, sliced
 from ..runs.run import Run
-from .claims import claims_due
 
 __all__ = ["ExchangePlanner"]
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import RESULT, segment_of
+from ...dag.rounds.wiring import RESULT, segment_of
 from ...net.identity.receipts import another_sum, read_receipt
 from ...net.identity.signing import SignatureError
 from ...net.identity.statements import CheckStatement

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import GIVE, RESULT
+from ...dag.rounds.wiring import GIVE, RESULT
 from ...proto.broker_pb2 import RoundReceipt, SignedStatement
 from .signing import SignatureError
 from .statements import CheckStatement, signer

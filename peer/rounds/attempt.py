@@ -17,8 +17,17 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import Span
-from ...dag.rounds.vector_segment import GATHER, GIVE, RESULT, Giver, segment_of
-from ...dag.rounds.wiring import RoundFrame, RoundWiring, port_of, span_of
+from ...dag.rounds.wiring import (
+    GATHER,
+    GIVE,
+    RESULT,
+    Giver,
+    RoundFrame,
+    RoundWiring,
+    port_of,
+    segment_of,
+    span_of,
+)
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from ..secure.attempt_receipts import AttemptReceipts

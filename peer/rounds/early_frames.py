@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.vector import PIECE, RunVector
-from ...dag.rounds.vector_segment import GIVE, RESULT, VERSION
-from ...dag.rounds.wiring import blocks_of, span_of
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION, blocks_of, span_of
 from ...net.links.frame import Arrived, FrameKey
 from .coding import PartCoding, flat_spec
 from .side_by_side import SideBySide

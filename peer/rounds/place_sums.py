@@ -7,8 +7,7 @@ from typing import Generic, TypeVar
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Span
-from ...dag.rounds.vector_segment import GATHER
-from ...dag.rounds.wiring import RoundWiring
+from ...dag.rounds.wiring import GATHER, RoundWiring
 from ...proto import broker_pb2
 from ..secure.attempt_receipts import AttemptReceipts
 from .algebra import PlaceSum, RoundAlgebra, WrittenPart

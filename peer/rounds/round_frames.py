@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT
-from ...dag.rounds.wiring import RoundWiring, span_of
+from ...dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT, RoundWiring, span_of
 from ...net.links.frame import Arrived, FrameKey, Payload
 from .algebra import RoundAlgebra
 from .attempt import AddedAgain, RoundAttempt

@@ -40,8 +40,7 @@ from ...dag.plan.action import Kind
 from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
-from ...dag.rounds.vector_segment import GIVE, RESULT, VERSION
-from ...dag.rounds.wiring import RoundWiring
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundWiring
 from ...job.rounds import RoundSettings
 from ...proto import broker_pb2
 from ..core import events as e

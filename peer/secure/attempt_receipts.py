@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Span
-from ...dag.rounds.vector_segment import (
+from ...dag.rounds.wiring import (
     GATHER,
     GIVE,
     RESULT,

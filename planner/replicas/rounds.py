@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.rounds.vector import part_elements
-from ...dag.rounds.vector_segment import UNDIVIDED
+from ...dag.rounds.wiring import UNDIVIDED
 from ..network.places import places_of
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.vector import Span
-from shoal.dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT
+from shoal.dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, data_hash, read_receipt
 from shoal.net.identity.statements import signed

@@ -19,8 +19,20 @@ from collections.abc import Iterable
 
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
-from ....dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT, VERSION, segments_of
-from ....dag.rounds.wiring import RoundFrame, RoundWiring, Share, port_of, span_of, wiring
+from ....dag.rounds.wiring import (
+    AUDIT,
+    GATHER,
+    GIVE,
+    RESULT,
+    VERSION,
+    RoundFrame,
+    RoundWiring,
+    Share,
+    port_of,
+    segments_of,
+    span_of,
+    wiring,
+)
 from ....dag.schedule.flow import Role
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2

@@ -36,7 +36,7 @@ from collections.abc import Collection
 from ....dag.plan.action import Action, Kind
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector
-from ....dag.rounds.vector_segment import AUDIT
+from ....dag.rounds.wiring import AUDIT
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e

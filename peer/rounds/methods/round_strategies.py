@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ....dag.rounds.vector import RunVector, Span
-from ....dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT, VERSION
+from ....dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT, VERSION
 from ....job.rounds import RoundSettings, options_of
 from ...secure.shared_positions import SharedPositions
 from ..coding import CountedCoding, MultiplesCoding, PartCoding

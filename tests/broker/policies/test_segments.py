@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.policies.segments import Replicated, provable, segments, sliced
-from shoal.broker.rounds.claims import claims_due
 from shoal.broker.rounds.exchange_planner import MOST_CLAIMS
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.rounds.vector import Entry, RunVector, part_elements
-from shoal.dag.rounds.vector_segment import segment_of
-from shoal.dag.rounds.wiring import wiring
+from shoal.dag.rounds.wiring import claims_due, segment_of, wiring
 from shoal.net.identity.receipts import MOST_RECEIPTS
 from shoal.proto.broker_pb2 import RoundPlan
 

@@ -13,8 +13,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds import wiring as of_wiring
 from shoal.dag.rounds.vector import PIECE, Entry, RunVector, part_elements
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, Giver, VectorSegment
-from shoal.dag.rounds.wiring import port_of, span_of, wiring
+from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, span_of, wiring
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)

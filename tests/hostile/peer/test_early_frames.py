@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds.vector import PIECE, Entry, RunVector
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, VERSION
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of
 from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey, Payload

@@ -17,7 +17,7 @@ from shoal.broker.rounds.claims import ClaimVerdict, SignedClaims
 from shoal.broker.rounds.exchange_planner import ExchangePlanner
 from shoal.broker.rounds.sum_audits import SumAudits
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.vector_segment import RESULT
+from shoal.dag.rounds.wiring import RESULT
 from shoal.net.identity.receipts import RECEIPT
 from shoal.net.identity.statements import signed
 from shoal.proto.broker_pb2 import (

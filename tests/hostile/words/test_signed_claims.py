@@ -18,8 +18,7 @@ from shoal.broker.rounds.claims import ClaimVerdict, SignedClaims
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.vector_segment import GIVE, RESULT
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, port_of
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, claim_of, proves
 from shoal.net.identity.statements import signed

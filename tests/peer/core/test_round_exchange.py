@@ -8,8 +8,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds import vector as of_vector
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.vector_segment import GATHER, GIVE, RESULT
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import GATHER, GIVE, RESULT, port_of
 from shoal.net.links.frame import FrameKey, Role
 from shoal.peer.core import events as e
 from shoal.peer.core.rounds.round_exchange import RoundExchange

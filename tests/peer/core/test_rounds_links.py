@@ -5,8 +5,7 @@ from __future__ import annotations
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.vector_segment import AUDIT
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import AUDIT, port_of
 from shoal.net.links.frame import FrameKey, Role
 from shoal.peer.core import events as e
 from shoal.peer.core.rounds.round_exchange import RoundExchange

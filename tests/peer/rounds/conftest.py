@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.cut import cut
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, VERSION
-from shoal.dag.rounds.wiring import port_of, wiring
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.job import Training
 from shoal.job.rounds import RoundSettings

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.dag.plan.action import Kind
 from shoal.dag.rounds import digest, vector
-from shoal.dag.rounds.vector_segment import VERSION
+from shoal.dag.rounds.wiring import VERSION
 from shoal.tests.peer.compute.test_device import Gpt
 from shoal.tests.peer.rounds.conftest import (
     COUNTER,

@@ -12,8 +12,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import wiring as of_wiring
 from shoal.dag.rounds.sums import LargeContributionError
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.vector_segment import GIVE, RESULT
-from shoal.dag.rounds.wiring import port_of, wiring
+from shoal.dag.rounds.wiring import GIVE, RESULT, port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.job.clients.client_options import Cohorts
 from shoal.job.clients.partitioning import Partitioning

@@ -13,8 +13,7 @@ from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.sums import LargeContributionError
 from shoal.dag.rounds.vector import PIECE
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, VERSION
-from shoal.dag.rounds.wiring import port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of
 from shoal.tests.peer.rounds.conftest import (
     Exchange,
     case_of_three,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.compression.codec import CodecError, parse
-from shoal.dag.rounds.vector_segment import GIVE, RESULT
+from shoal.dag.rounds.wiring import GIVE, RESULT
 from shoal.peer.rounds.coding import flat_spec
 from shoal.tests.peer.rounds.conftest import (
     COUNTER,

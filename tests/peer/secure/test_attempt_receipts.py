@@ -11,7 +11,7 @@ import pytest
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.vector_segment import (
+from shoal.dag.rounds.wiring import (
     GATHER,
     GIVE,
     RESULT,

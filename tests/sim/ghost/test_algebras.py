@@ -20,8 +20,16 @@ from shoal.dag.plan.cut import Stage, cut
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds import digest, vector
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.vector_segment import GATHER, GIVE, RESULT, Giver, Place, VectorSegment
-from shoal.dag.rounds.wiring import port_of, wiring
+from shoal.dag.rounds.wiring import (
+    GATHER,
+    GIVE,
+    RESULT,
+    Giver,
+    Place,
+    VectorSegment,
+    port_of,
+    wiring,
+)
 from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey

@@ -12,7 +12,7 @@ import torch
 
 from shoal.broker.events import Publish
 from shoal.dag.plan.action import Action, Kind
-from shoal.dag.rounds.vector_segment import RESULT
+from shoal.dag.rounds.wiring import RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.compute.device import TorchDevice

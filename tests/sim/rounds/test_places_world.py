@@ -14,7 +14,7 @@ import pytest
 
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.vector_segment import GATHER, GIVE, RESULT
+from shoal.dag.rounds.wiring import GATHER, GIVE, RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, proves, read_receipt
 from shoal.net.identity.statements import signer

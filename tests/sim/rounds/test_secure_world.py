@@ -14,7 +14,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.policies import segments
 from shoal.broker.rounds.secure_sums import SecureSums
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.vector_segment import GIVE
+from shoal.dag.rounds.wiring import GIVE
 from shoal.job import Job
 from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.peer.compute.device import TorchDevice
