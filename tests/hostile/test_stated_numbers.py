@@ -24,7 +24,6 @@ from shoal.broker.service.door.relay import RelayLimits
 from shoal.broker.service.page import keys, serving
 from shoal.dag.ir import convert, recipe
 from shoal.dag.ir.rules import rules
-from shoal.dag.rounds import step_seconds
 from shoal.dag.rounds.vector import PIECE
 from shoal.job import MOST_MANIFEST_BYTES
 from shoal.net import repeats
@@ -37,6 +36,7 @@ from shoal.peer.compute import device
 from shoal.peer.core import assignment
 from shoal.peer.rounds import early_frames
 from shoal.peer.shell import relayed
+from shoal.planner.replicas import rounds as planned_rounds
 from shoal.planner.requests import requirements, run_spec
 from shoal.planner.schedulers import replan
 from shoal.planner.service import process, said
@@ -153,7 +153,7 @@ STATED: dict[str, float] = {
     "four rounds: who was so less often": disputes._LASTS_OF_TWO,
     "63), with a note": disputes._MOST_OUT,
     "sixteen rounds. - How long": grid._CALM,
-    "four times as fast as the next one": step_seconds.MOST_TIMES,
+    "four times as fast as the next one": planned_rounds.MOST_TIMES,
     "192 frames of one peer": receipts.MOST_RECEIPTS,
     "1,024 of them; sums with masks": exchange_planner.MOST_CLAIMS,
     "eight frames of each other peer": early_frames.MOST_EARLY,

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from shoal.dag.plan.action import Kind
-from shoal.dag.rounds import digest, vector
+from shoal.dag.rounds import vector
 from shoal.dag.rounds.wiring import VERSION
 from shoal.tests.peer.compute.test_device import Gpt
 from shoal.tests.peer.rounds.conftest import (
@@ -138,8 +138,7 @@ def test_large_entries_are_cut_into_pieces(make_case, replica, monkeypatch):
     case = case_of_three(make_case)
     whole = Exchange(trained(case, replica))
     whole.run()
-    for module in (vector, digest):
-        monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(vector, "PIECE", 100)
     replicas = trained(case, replica)
     small = Exchange(replicas)
     assert len({*small.run()}) == 1

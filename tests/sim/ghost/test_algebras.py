@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shoal.dag.plan.action import Kind
 from shoal.dag.plan.cut import Stage, cut
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds import digest, vector
+from shoal.dag.rounds import vector
 from shoal.dag.rounds.vector import RunVector
 from shoal.dag.rounds.wiring import (
     GATHER,
@@ -130,8 +130,7 @@ def copied(key: FrameKey, payload: Any) -> Arrived:
 def test_a_version_hangs_on_what_was_given_alone(
     laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make, settings: RoundSettings
 ) -> None:
-    for room in (vector, digest):
-        monkeypatch.setattr(room, "PIECE", 1000)
+    monkeypatch.setattr(vector, "PIECE", 1000)
     monkeypatch.setattr("shoal.peer.rounds.coding.LEAST_ELEMENTS", 64)
     graph = laboratory(job(3)).graph.bind(2)
     [stage] = cut(graph, [(0, len(graph.operators))])
@@ -150,8 +149,7 @@ def test_a_version_hangs_on_what_was_given_alone(
 def test_sums_of_places_make_the_same_version(
     laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
-    for room in (vector, digest):
-        monkeypatch.setattr(room, "PIECE", 1000)
+    monkeypatch.setattr(vector, "PIECE", 1000)
     graph, settings = laboratory(job(6)).graph.bind(2), RoundSettings(method="diloco", replicas=6)
     [stage] = cut(graph, [(0, len(graph.operators))])
     found = set()
@@ -166,8 +164,7 @@ def test_any_cut_makes_the_same_version(
     laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     """Where numbers go as they are; also of a second attempt, which is cut in another way."""
-    for room in (vector, digest):
-        monkeypatch.setattr(room, "PIECE", 300)
+    monkeypatch.setattr(vector, "PIECE", 300)
     graph = laboratory(job(4)).graph.bind(2)
     [stage] = cut(graph, [(0, len(graph.operators))])
 
