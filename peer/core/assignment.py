@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...dag.plan.action import ROUNDS, Kind
+from ...dag.plan.action import ROUNDS
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...job.words import size_text
@@ -42,7 +42,6 @@ from . import events as e
 from .keeping.snapshot_manager import takes
 from .part import Part, Phase
 from .reports import step_report
-from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
 from .step import FrameVerdict, Steps, waits_for
 
@@ -104,10 +103,11 @@ class Assignment(Part):
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self.peer, self.run, self.term, event.vector, self._near)
-            self._gate = RoundGate(self.run, self.term, self.rounds, self.steps)
+            self.rounds = Rounds(
+                *(self.peer, self.run, self.term, event.vector, self.steps), near=self._near
+            )
             if self._assign.HasField("round"):
-                out += self._gate.begins(self._assign.round)
+                out += self.rounds.begins(self._assign.round)
         elif not self.steps.over:
             out.append(e.Prefetch(self.run, self.term, self.steps.step))
         ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
@@ -124,14 +124,14 @@ class Assignment(Part):
 
     def round_begins(self, start: broker_pb2.RoundStart, now: float) -> list[e.Instruction]:
         """More steps may be done; what was exchanged before is committed."""
-        if self._gate is None:
+        if self.rounds is None:
             return []
-        out = self._gate.begins(start)
+        out = self.rounds.begins(start)
         return [*out, *self._take_snapshot(), *self._advance(now)]
 
     def round_ready(self) -> list[e.Instruction]:
         """The device knows the samples of the steps that may be done."""
-        return [] if self._gate is None else self._gate.ready()
+        return [] if self.rounds is None else self.rounds.ready()
 
     def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
         """Take the plan of an exchange, which begins when this peer is ready for it."""
@@ -206,9 +206,9 @@ class Assignment(Part):
         if key.role is Role.ROUND:
             if self.rounds is None:
                 return [e.Release(key)]
-            before = self.rounds.late
+            before = self.rounds.exchange.late
             out = [*self.rounds.arrived(key, now), *self._advance(now)]
-            self.dropped += self.rounds.late - before
+            self.dropped += self.rounds.exchange.late - before
             return out
         if self.steps is None:
             return self.fail("frame", f"{key} came before {self.peer} was ready")
@@ -233,7 +233,7 @@ class Assignment(Part):
 
     def frame_queued(self, key: FrameKey, size_bytes: int) -> None:
         if key.role is Role.ROUND and self.rounds is not None:
-            self.rounds.queued(key, size_bytes)
+            self.rounds.exchange.queued(key, size_bytes)
         elif key.role not in (Role.ROUND, Role.SNAPSHOT):
             self._sent_bytes += size_bytes
 
@@ -242,7 +242,7 @@ class Assignment(Part):
     ) -> list[e.Instruction]:
         if key.role is not Role.ROUND or self.rounds is None:
             return []
-        return self.rounds.acknowledged(key, began_s, now)
+        return self.rounds.exchange.acknowledged(key, began_s, now)
 
     def sent_again(self, size_bytes: int) -> None:
         """Bytes of frames that a broken connection lost."""
@@ -257,19 +257,16 @@ class Assignment(Part):
                 f"the stages held {size_text(held)} on the device in step {self.step}, this peer "
                 f"offers {size_text(most)}: give it fewer operators or smaller microbatches",
             )
-        steps, rounds, gate = self.steps, self.rounds, self._gate
+        steps, rounds = self.steps, self.rounds
         if event.action.kind in ROUNDS:
             assert rounds is not None, f"{event.action}, of a run without rounds"
-            assert gate is not None, f"{event.action}, and nothing is built"
             of_round = rounds.computed(event.action, event.result, now)
-            if event.action.kind in (Kind.SHOW, Kind.LAND):
-                of_round += gate.landed(event.action.kind)
             return [*of_round, *self._take_snapshot(), *self._advance(now)]
         done = steps.finish(event.action, event.result, now)
         out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
         out += [e.Release(k) for k in done.releases]
-        if done.evaluated and gate is not None:
-            out += gate.evaluated()
+        if done.evaluated and rounds is not None:
+            out += rounds.evaluated()
         if done.trained:
             self._last_step_s = steps.trained_s
             asked = self._export.stepped(steps.step + 1)
@@ -292,8 +289,8 @@ class Assignment(Part):
                 return []
             self.phase = Phase.EXPORTING
             return self._export.end(steps.steps)
-        if self.rounds is not None and self._gate is not None and not steps.in_flight:
-            of_rounds = self._gate.goes_on(now)
+        if self.rounds is not None and not steps.in_flight:
+            of_rounds = self.rounds.goes_on(now)
             if of_rounds or self.rounds.computing or steps.waits:
                 return of_rounds
         if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):

@@ -13,7 +13,6 @@ from . import events as e
 from .keeping.snapshot_manager import SnapshotManager
 from .options import Timeouts
 from .reports import Reports
-from .rounds.gate import RoundGate
 from .rounds.round_exchange import run_of
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
@@ -57,8 +56,6 @@ class Part:
         """Set from READY on."""
         self.rounds: Rounds | None = None
         """The same, of a run with rounds between replicas."""
-        self._gate: RoundGate | None = None
-        """Between these two."""
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
@@ -144,7 +141,7 @@ class Part:
         """What frees everything that this assignment holds; nothing, when it failed before."""
         if not self.alive:
             return []
-        gone = self.keeping.end() + ([] if self.rounds is None else self.rounds.end())
+        gone = self.keeping.end() + ([] if self.rounds is None else self.rounds.exchange.end())
         return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term), *gone]
 
     def _fault(self, code: str, text: str, about: str = "") -> e.Tell:

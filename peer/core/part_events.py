@@ -57,7 +57,7 @@ def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.
 def grown(part: Assignment | None, key: FrameKey, now: float) -> list[e.Instruction]:
     """More of a frame came: rounds go on as long as some does."""
     rounds = part.rounds if part is not None else None
-    return rounds.grows(key, now) if rounds is not None else []
+    return rounds.exchange.grows(key, now) if rounds is not None else []
 
 
 def timed(part: Assignment, of: str, peer: str, now: float, away: bool) -> list[e.Instruction]:

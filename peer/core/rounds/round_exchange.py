@@ -10,12 +10,16 @@ comes. Where each client's contribution comes by itself, those of all parts go o
 one may hang on the others. So they do where contributions end together (`RoundPlan.together`), once
 this peer's own has left too, or the plan's patience is over: results would hold up contributions
 that others wait for, and acknowledgements, by which uploads are measured.
+
+The broker ends an attempt when nothing has come to anybody for a while. So it is told that
+something came, which may be a part of a frame on a slow line, every `SAYS_S` at most: of exchanges
+that take less it hears nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
@@ -37,9 +41,13 @@ from ....dag.schedule.flow import Role
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2
 from .. import events as e
+from .repeated_sums import RepeatedSums
 
-__all__ = ["RoundExchange", "run_of"]
+__all__ = ["SAYS_S", "RoundExchange", "run_of"]
 
+SAYS_S = 10.0
+_SLOTS = 4
+"""Parts that may be here or on their way from one peer: 16 MB in fp32."""
 _NOT_YET = math.inf, 0.0
 """When a contribution began to leave, and when others had all of it: nothing has left."""
 
@@ -50,79 +58,72 @@ def run_of(replica: str) -> str:
 
 
 class RoundExchange:
-    """The attempt of the round under way, and what came too early. plan: None until there is one.
-    late: frames without effect, so far. sent_bytes: of the round. upload_bytes: of its own
-    contribution, in this attempt."""
+    """The attempt of the round under way, what came too early, and links, which stay from round to
+    round as long as they are wanted. plan: None until there is one. again: what is added up again
+    of it; None: nothing yet. late: frames without effect, so far. sent_bytes: of the round.
+    upload_bytes: of its own contribution, in this attempt."""
 
-    def __init__(self, peer: PeerId, replica: str, vector: RunVector) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        replica: str,
+        term: int,
+        vector: RunVector,
+        near: Collection[PeerId] = (),
+    ) -> None:
+        """`near`: peers of its own replica, whose links are there whatever rounds want."""
         self.plan: broker_pb2.RoundPlan | None = None
         self.wiring = RoundWiring()
-        self.order: broker_pb2.RoundAudit | None = None
-        """What is added up again; None: nothing yet."""
-        self.again = RoundWiring()
-        """What this peer does for that."""
+        self.again: RepeatedSums | None = None
         self.begun = False
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
         self._gave, self.upload_bytes = _NOT_YET, 0
         self._leaving: set[FrameKey] = set()
         """Frames of the contribution that are on their way, where results wait for them."""
-        self._peer, self._run, self._vector = peer, run_of(replica), vector
+        self._peer, self._replica, self._term, self._vector = peer, replica, term, vector
+        self._run, self._near = run_of(replica), frozenset(near)
         self._awaited: set[RoundFrame] = set()
         """Frames that are to come."""
-        self._unshown: set[RoundFrame] = set()
-        """Those of them that come to be added up again."""
         self._early: dict[FrameKey, None] = {}
         """Frames that came of an attempt that has not begun here; each keeps its slot."""
+        self._linked: dict[PeerId, broker_pb2.DialOrder | None] = {}
+        """By counterpart, how it is dialled from here; None: it dials, or is near."""
+        self._came, self._moved_at, self._said_at = 0, 0.0, 0.0
+        """How often something came in the term, when it did so or left last, and when the broker
+        heard of that."""
 
     # ------------------------------------------------------------ attempts
 
     def begin_round(self) -> None:
         """Nothing is planned yet."""
         self.plan, self.begun, self.sent_bytes = None, False, 0
-        self._awaited, self.wiring = set(), RoundWiring()
-        self._forget_audit()
+        self._awaited, self.wiring, self.again = set(), RoundWiring(), None
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun, self._gave = plan, False, _NOT_YET
-        self.upload_bytes, self._leaving = 0, set()
-        self._forget_audit()
+        self.upload_bytes, self._leaving, self.again = 0, set(), None
         segments, fragment, one = segments_of(plan), plan.fragment, plan.by_client
         self.wiring = wiring(
             self._vector, segments, self._peer, fragment, by_client=one, most=plan.part
         )
 
-    def _forget_audit(self) -> None:
-        self.order, self.again, self._unshown = None, RoundWiring(), set()
-
-    def ordered(self, order: broker_pb2.RoundAudit) -> None:
+    def ordered(self, order: broker_pb2.RoundAudit) -> RepeatedSums:
         """Sums of the attempt are to be added up again, in place of those before."""
         assert self.plan is not None, "nothing is exchanged"
-        self.order, me = order, self._peer
-        segments, fragment, most = segments_of(order), self.plan.fragment, self.plan.part
-        self.again = wiring(self._vector, segments, me, fragment, again=True, most=most)
-        self._unshown = {(AUDIT, *frame[1:]) for frame in self.again.comes(me)}
+        at = self._peer, self._replica, self._term
+        self.again = RepeatedSums(*at, self._vector, self.plan, order)
+        return self.again
 
     def shows(self) -> list[e.Instruction]:
         """Send contributions to who adds up again, and take those that came early."""
-        me = self._peer
-        out = self._send(self._key(AUDIT, s) for s in self.again.gives if s.peer != me)
+        assert self.again is not None, "nothing is added up again"
+        return [*self._send(self._key(AUDIT, s) for s in self.again.gives), *self._take_early()]
+
+    def _take_early(self) -> list[e.Instruction]:
         early, self._early = self._early, {}
-        for key in early:
-            out += self.arrived(key, None)
-        return out
-
-    @property
-    def adds_again(self) -> bool:
-        """Whether this peer adds up again, be it a segment that has no part."""
-        order = self.order
-        return order is not None and any(s.aggregator == self._peer for s in order.segments)
-
-    @property
-    def unshown(self) -> list[PeerId]:
-        """Peers whose contributions are still to come, to be added up again."""
-        return sorted({peer for _, _, peer, _ in self._unshown})
+        return [i for key in early for i in self.arrived(key, None)]
 
     def joins(self) -> None:
         """The device hears of it."""
@@ -137,12 +138,7 @@ class RoundExchange:
         out = self._send(keys)
         parts = dict.fromkeys((*self.wiring.adds, *(s.part for s in self.wiring.sums)))
         alone = [part for part in parts if self._is_summed(part)]
-        early, self._early = self._early, {}
-        for key in early:
-            out += self.arrived(key, None)
-        for part in alone:
-            out += self._summed(part)
-        return out
+        return [*out, *self._take_early(), *(i for part in alone for i in self._summed(part))]
 
     def sends_versions(self) -> list[e.Instruction]:
         """The version is made, and goes to those who take it whole."""
@@ -152,11 +148,6 @@ class RoundExchange:
     def attempt(self) -> int:
         """Number of the attempt; 0: none is planned."""
         return self.plan.attempt if self.plan is not None else 0
-
-    @property
-    def patience_s(self) -> float:
-        """Return for how long it waits for something to come; 0: nothing is planned."""
-        return self.plan.patience_s if self.plan is not None else 0.0
 
     @property
     def complete(self) -> bool:
@@ -225,6 +216,7 @@ class RoundExchange:
     def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
         """A frame is with who it is for, and `began_s` to leave; None: over a break, which is no
         time of the line's."""
+        self._moved_at = now
         if not self._is_given(key):
             return []
         self._gave = min(self._gave[0], -math.inf if began_s is None else began_s), now
@@ -261,7 +253,7 @@ class RoundExchange:
         if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
             return False
         frame = self._frame(key)
-        return frame in self._awaited or frame in self._unshown
+        return frame in self._awaited or (self.again is not None and frame in self.again.unshown)
 
     def _frame(self, key: FrameKey) -> RoundFrame:
         return key.hop, span_of(key.port), PeerId(key.source), key.microbatch
@@ -284,7 +276,8 @@ class RoundExchange:
             return [e.Release(key)]
         part = span_of(key.port)
         self._awaited.discard(self._frame(key))
-        self._unshown.discard(self._frame(key))
+        if self.again is not None:
+            self.again.unshown.discard(self._frame(key))
         out: list[e.Instruction] = [e.Release(key, taken=True)]
         if key.hop == RESULT and self.wiring.sums:
             return out + self._results(part)
@@ -293,9 +286,61 @@ class RoundExchange:
                 out += self._summed(done)
         return out
 
-    def forget(self, peer: PeerId) -> list[e.Instruction]:
-        """There is no link with a peer any more: what came too early from it has no effect."""
-        gone = [key for key in self._early if key.source == peer]
-        for key in gone:
+    # ------------------------------------------------------------ waits
+
+    def grows(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        """More of a frame came, which takes long."""
+        if not self.expects(key):
+            return []
+        self._came, self._moved_at = self._came + 1, now
+        if now < self._said_at + SAYS_S:
+            return []
+        self._said_at = now
+        report = broker_pb2.RoundReport(run=self._replica, term=self._term, came=self._came)
+        report.round, report.attempt = key.step, key.term
+        return [e.Tell(broker_pb2.PeerMessage(round=report))]
+
+    def waits_anew(self, now: float) -> list[e.Instruction]:
+        """Count waits from now on: an attempt begins, or more is asked of it."""
+        self._moved_at = self._said_at = now
+        return [e.SetTimer("round", self.waits_until)]
+
+    @property
+    def waits_until(self) -> float:
+        """When the plan's patience is over, if nothing comes or leaves meanwhile."""
+        return self._moved_at + (self.plan.patience_s if self.plan is not None else 0.0)
+
+    # ------------------------------------------------------------ links
+
+    def link(self) -> list[e.Instruction]:
+        """Have links with those of the attempt, and with no others."""
+        orders = [self.plan, self.again.order if self.again is not None else None]
+        dials = {PeerId(d.peer): d for order in orders if order is not None for d in order.dials}
+        again = self.again.wiring.counterparts if self.again is not None else ()
+        there = dict.fromkeys(p for p in (*self.wiring.counterparts, *again) if p != self._peer)
+        wanted = {p: None if p in self._near else dials.get(p) for p in there}
+        out: list[e.Instruction] = []
+        gone = [peer for peer in self._linked if peer not in wanted]
+        for peer in gone:
+            del self._linked[peer]
+            out += [] if peer in self._near else [e.HangUp(peer)]
+        for peer, dial in wanted.items():
+            known_here = peer in self._linked and self._linked[peer] == dial
+            self._linked[peer] = dial
+            if known_here:
+                continue
+            if peer not in self._near:
+                where = e.Dial(peer, dial.address, dial.generation) if dial else e.ExpectPeer(peer)
+                out.append(where)
+            out.append(e.Allow(peer, Role.ROUND, _SLOTS))
+        far = [peer for peer in gone if peer not in self._near]
+        early = [key for peer in far for key in self._early if key.source == peer]
+        for key in early:  # what came too early from who is gone has no effect
             del self._early[key]
-        return [e.Release(key) for key in gone]
+        return [*out, *map(e.Release, early)]
+
+    def end(self) -> list[e.Instruction]:
+        """The assignment ends."""
+        gone = [p for p in self._linked if p not in self._near]
+        self._linked = {}
+        return [e.HangUp(p) for p in gone]

@@ -1,4 +1,5 @@
-"""One holder's part in the rounds between replicas: decisions only.
+"""One holder's part in the rounds between replicas, and which of its steps they let go on:
+decisions only.
 
     working --last step of the round--> taken down --its plan--> exchanging --all here--> applied
        ^                                                         ^    |                     |
@@ -40,16 +41,15 @@ from ....dag.rounds.wiring import AUDIT
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e
-from .progress import Progress
+from ..step import Steps
 from .round_exchange import RoundExchange
-from .round_links import RoundLinks
 
 __all__ = ["Rounds"]
 
 
 class Rounds:
     """The rounds of one assignment. start: the round that it works in; None: it has no version to
-    work from."""
+    work from. exchange: what comes and goes in it."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Rounds:
         run: str,
         term: int,
         vector: RunVector,
+        steps: Steps,
         near: Collection[PeerId] = (),
     ) -> None:
         """`near`: peers of its own replica, whose links are there whatever rounds want."""
@@ -65,9 +66,8 @@ class Rounds:
         """Whether an action of a round runs on the device."""
         self._for = 0
         """The attempt that it is of."""
-        self._peer, self._replica, self._term = peer, run, term
-        self._exchange, self._links = RoundExchange(peer, run, vector), RoundLinks(peer, near)
-        self._progress = Progress(run, term)
+        self._peer, self._replica, self._term, self._steps = peer, run, term, steps
+        self.exchange = RoundExchange(peer, run, term, vector, near)
         self._waits_since: float | None = None
         """When the gate closed; None: steps may be done."""
         self._busy_s = 0.0
@@ -88,21 +88,11 @@ class Rounds:
         """Reports that the broker may lack, should it be started again."""
 
     @property
-    def late(self) -> int:
-        """Frames without effect, so far."""
-        return self._exchange.late
-
-    @property
     def settled(self) -> bool:
         """Whether the stages have a version and steps since then, and nothing else."""
         return self._landed and not (self._taken_down or self._applied or self.computing)
 
-    @property
-    def landed(self) -> bool:
-        """Whether the version that the round began with is in the stages."""
-        return self._landed
-
-    def lands_at(self, step: int) -> bool:
+    def _lands_at(self, step: int) -> bool:
         """Whether the version that is still to land does so in front of this step."""
         start = self.start
         return start is not None and not self._landed and step >= start.first_step + start.late
@@ -110,9 +100,9 @@ class Rounds:
     def stands_at(self, step: int, number: int) -> bool:
         """Whether the stages have the version of a round and the steps since then, in front of this
         one; so they do until the version of the next one is committed, or lands."""
-        if self.start is None or self.computing or self.lands_at(step):
+        if self.start is None or self.computing or self._lands_at(step):
             return False
-        if self._applied and self._exchange.wiring.gets:
+        if self._applied and self.exchange.wiring.gets:
             return False  # which takes the place of all that, if it is committed
         return number == self.start.round - (not self._landed)
 
@@ -128,24 +118,56 @@ class Rounds:
         self._landed = not (start.late or (start.evaluate and start.apart))
         self._forget_masks()
         self._told = []  # all that was before is on the broker's disk
-        self._exchange.begin_round()
+        self.exchange.begin_round()
         self._waits_since, self._busy_s = None, 0.0
+        return self._begun(start)
+
+    def _begun(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        """More steps may be done, unless the version is still to land."""
+        steps = self._steps
+        if self._landed:
+            anew = steps.step == start.first_step
+            self._open(start, evaluates=start.evaluate and anew)
+            if _is_last(start) and not steps.evaluating:
+                steps.end()
         return [e.BeginRound(self._replica, self._term, start)]
+
+    def _open(self, start: broker_pb2.RoundStart, *, evaluates: bool = False) -> None:
+        """Steps of the round may be done, and those that are ahead of the next one."""
+        left = start.first_step + start.steps + start.ahead - self._steps.step
+        self._steps.begin_round(max(0, left), evaluates=evaluates)
+
+    def ready(self) -> list[e.Instruction]:
+        """The device knows the samples of the steps that may be done. Those that are ahead have
+        their data."""
+        steps = self._steps
+        if not self._landed or steps.over or steps.step >= steps.until:
+            return []
+        return [e.Prefetch(self._replica, self._term, steps.step)]
 
     def _goes_on(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
         """More clients are to be trained in the round, beside those that are taken down."""
         self.start, self._taken_down, self._waits_since = start, False, None
         self._told = [r for r in self._told if r.HasField("evaluation")]
-        return [e.BeginRound(self._replica, self._term, start)]
+        return self._begun(start)
 
-    def between(self, step: int) -> list[e.Instruction]:
+    def goes_on(self, now: float) -> list[e.Instruction]:
+        """What is to be done in front of the next action."""
+        steps = self._steps
+        if steps.waits and self._waits_since is None:
+            self._waits_since = now
+        if not steps.begun and not steps.evaluating and (out := self._between(steps.step)):
+            return out
+        return self._exchanges()
+
+    def _between(self, step: int) -> list[e.Instruction]:
         """In front of a step: has the version land; behind the last one of the round, takes down
         what they came to. Each once."""
         start = self.start
         if self.computing or start is None:
             return []
         if not self._landed:
-            if not self.lands_at(step):
+            if not self._lands_at(step):
                 return []
             shows = start.evaluate and not self._shown
             self._shown = self._shown or shows
@@ -155,15 +177,11 @@ class Rounds:
             return self._compute(Kind.CONTRIBUTE, start.round)
         return []
 
-    def waits(self, now: float) -> None:
-        """The gate is closed: no step goes on here."""
-        self._waits_since = now if self._waits_since is None else self._waits_since
-
-    def exchanges(self) -> list[e.Instruction]:
+    def _exchanges(self) -> list[e.Instruction]:
         """Go on with the exchange; who takes the whole version does so at the gate."""
         if self.computing or (self.start is not None and not self._taken_down):
             return []
-        exchange = self._exchange
+        exchange = self.exchange
         if self._unsound or (self._waits_since is None and exchange.wiring.gets):
             return []
         if exchange.plan is not None and not exchange.begun:
@@ -183,7 +201,7 @@ class Rounds:
 
     def planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
         """Take a plan of what is exchanged, in place of an earlier attempt."""
-        exchange, before = self._exchange, self._exchange.plan
+        exchange, before = self.exchange, self.exchange.plan
         known = (before.round, before.attempt) if before is not None else (0, 0)
         behind = self.start is not None and plan.round < self.start.round
         if behind or (plan.round, plan.attempt) <= known:
@@ -194,61 +212,40 @@ class Rounds:
         self._told = [r for r in self._told if not r.attempt or r.round < plan.round]
         if exchange.wiring.gets and self._waits_since is not None:
             self._waits_since = now
-        return [*self._link(), self._waits_anew(now)]
+        return [*exchange.link(), *exchange.waits_anew(now)]
 
     def hears(self, told: broker_pb2.RoundMasks) -> None:
         """What the broker tells of masks is done in its order, once the sums are here."""
-        plan = self._exchange.plan
+        plan = self.exchange.plan
         if plan is not None and (told.round, told.attempt) == (plan.round, plan.attempt):
             self._heard.append(told)
 
     def asked(self, question: broker_pb2.RoundQuestion) -> list[e.Instruction]:
         """Show receipts of the attempt, if that is the one that a question is about."""
-        plan = self._exchange.plan
+        plan = self.exchange.plan
         if plan is None or (question.round, question.attempt) != (plan.round, plan.attempt):
             return []
         return [e.ShowReceipts(self._replica, self._term, question)]
 
     def ordered(self, order: broker_pb2.RoundAudit, now: float) -> list[e.Instruction]:
         """Give what was given to others who add it up again, or do so, or both."""
-        exchange = self._exchange
-        plan, known = exchange.plan, exchange.order
+        exchange = self.exchange
+        plan, known = exchange.plan, exchange.again
         if plan is None or (order.round, order.attempt) != (plan.round, plan.attempt):
             return []
-        if known is not None and order.turn <= known.turn:
-            return self._added_again() if order.turn == known.turn else []
-        exchange.ordered(order)
-        out = self._link()
-        if exchange.adds_again:
-            out.append(e.ShowAgain(self._replica, self._term, exchange.again))
-        return [*out, *exchange.shows(), *self._added_again(), self._waits_anew(now)]
-
-    def _waits_anew(self, now: float) -> e.SetTimer:
-        self._progress.begin(now)
-        return e.SetTimer("round", now + self._exchange.patience_s)
-
-    def _added_again(self) -> list[e.Instruction]:
-        """Say what came of what is added up again here, once all of it is."""
-        exchange = self._exchange
-        if exchange.order is None or not exchange.adds_again or exchange.unshown:
-            return []
-        return [e.AddAgain(self._replica, self._term, exchange.order)]
+        if known is not None and order.turn <= known.order.turn:
+            return known.added() if order.turn == known.order.turn else []
+        again = exchange.ordered(order)
+        return [
+            *(*exchange.link(), *again.begins(), *exchange.shows(), *again.added()),
+            *exchange.waits_anew(now),
+        ]
 
     def _forget_masks(self) -> None:
         self._heard, self._holds, self._unmasked, self._unsound = [], False, False, False
 
-    def _link(self) -> list[e.Instruction]:
-        """With those of the plan."""
-        exchange = self._exchange
-        dials = [*exchange.plan.dials] if exchange.plan is not None else []
-        dials += exchange.order.dials if exchange.order is not None else ()
-        peers = (*exchange.wiring.counterparts, *exchange.again.counterparts)
-        out = self._links.want(peers, dials)
-        gone = [i.peer for i in out if isinstance(i, e.HangUp)]
-        return [*out, *(i for peer in gone for i in exchange.forget(peer))]
-
     def _compute(self, kind: Kind, number: int) -> list[e.Instruction]:
-        self.computing, self._for = True, self._exchange.attempt
+        self.computing, self._for = True, self.exchange.attempt
         return [e.Compute(self._replica, self._term, number, Action(kind))]
 
     def computed(self, action: Action, result: e.Result, now: float) -> list[e.Instruction]:
@@ -260,8 +257,8 @@ class Rounds:
             self._landed = action.kind is Kind.LAND
             self._busy_s += 0.0 if self._waits_since is None else now - self._waits_since
             self._waits_since = None
-            return []
-        exchange, attempt = self._exchange, self._exchange.attempt
+            return self._landed_or_shown()
+        exchange, attempt = self.exchange, self.exchange.attempt
         if self._for != attempt and action.kind is not Kind.CONTRIBUTE:
             return []  # another attempt has come meanwhile
         self._unsound = self._unsound or found.code == "masks"
@@ -274,7 +271,7 @@ class Rounds:
                 if found.code:
                     return [self._report(attempt, now, found)]
                 dealt = [] if found.masks is None else [self._report(attempt, now, found)]
-                return [*dealt, *exchange.begins(), self._waits_anew(now)]
+                return [*dealt, *exchange.begins(), *exchange.waits_anew(now)]
             case Kind.UNMASK:
                 self._holds = self._holds or found.masks is not None
                 self._unmasked = self._unmasked or not (found.code or found.masks)
@@ -284,44 +281,40 @@ class Rounds:
                 return [self._report(attempt, now, found), *versions]
         raise AssertionError(f"{action} is none of a round")
 
-    # ------------------------------------------------------------ frames
+    def _landed_or_shown(self) -> list[e.Instruction]:
+        """The version is in the stages, to be evaluated or to stay."""
+        assert self.start is not None, "a version lands, and no round has begun"
+        if not self._landed:
+            self._steps.begin_round(0, evaluates=True)
+            return []
+        self._open(self.start)
+        return self.ready()
 
-    def grows(self, key: FrameKey, now: float) -> list[e.Instruction]:
-        """More of a part came, which takes long."""
-        expected = self._exchange.expects(key)
-        return self._progress.came(self._number, self._exchange.attempt, now) if expected else []
+    # ------------------------------------------------------------ frames
 
     def arrived(self, key: FrameKey, now: float) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place."""
-        out, start = self.grows(key, now), self.start
-        out += self._exchange.arrived(key, None if start is None else start.round)
-        return [*out, *self._added_again()] if key.hop == AUDIT else out
+        out, start = self.exchange.grows(key, now), self.start
+        out += self.exchange.arrived(key, None if start is None else start.round)
+        again = self.exchange.again if key.hop == AUDIT else None
+        return out if again is None else [*out, *again.added()]
 
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
         """A part came that cannot be taken, or could not be sent."""
         out: list[e.Instruction] = [e.Release(key)]
-        if key.source == self._peer or not self._exchange.expects(key) or key.hop == AUDIT:
+        if key.source == self._peer or not self.exchange.expects(key) or key.hop == AUDIT:
             return out  # of an audit it lacks
         result = e.RoundResult(code="refused", why=f"{key.port} of {key.source}: {why}")
-        report = self._report(self._exchange.attempt, now, result)
+        report = self._report(self.exchange.attempt, now, result)
         report.message.round.lacks.append(key.source)
         return [*out, report]
-
-    def queued(self, key: FrameKey, size_bytes: int) -> None:
-        """A frame of a round is encoded."""
-        self._exchange.queued(key, size_bytes)
-
-    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
-        """A frame of a round is with who it is for."""
-        self._progress.left(now)
-        return self._exchange.acknowledged(key, began_s, now)
 
     # ------------------------------------------------------------ reports
 
     @property
     def _number(self) -> int:
         """The round that is exchanged, or else worked in."""
-        about = self._exchange.plan or self.start
+        about = self.exchange.plan or self.start
         return about.round if about is not None else 0
 
     def _report(self, attempt: int, now: float, found: e.RoundResult) -> e.Tell:
@@ -340,9 +333,9 @@ class Rounds:
             mean_moved=found.moved if attempt else 0.0,
             left_out=found.left_out,
             lost=found.lost,
-            sent_bytes=self._exchange.sent_bytes,
-            upload_s=self._exchange.upload_s if attempt else 0.0,
-            upload_bytes=self._exchange.upload_bytes if attempt else 0,
+            sent_bytes=self.exchange.sent_bytes,
+            upload_s=self.exchange.upload_s if attempt else 0.0,
+            upload_bytes=self.exchange.upload_bytes if attempt else 0,
             more=self.start.more if self.start is not None and not attempt else 0,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )
@@ -355,15 +348,20 @@ class Rounds:
         self._told.append(report)
         return e.Tell(broker_pb2.PeerMessage(round=report))
 
-    def evaluated(self, evaluation: broker_pb2.Evaluation | None) -> list[e.Instruction]:
+    def evaluated(self) -> list[e.Instruction]:
         """The version that the round began from was evaluated; only the hub has what it came to."""
-        if evaluation is None or self.start is None:
-            return []
-        report = broker_pb2.RoundReport(
-            run=self._replica, term=self._term, round=self.start.round, evaluation=evaluation
-        )
-        self._told.append(report)
-        return [e.Tell(broker_pb2.PeerMessage(round=report))]
+        start, out = self.start, list[e.Instruction]()
+        if start is None:
+            return out
+        if (evaluation := self._steps.take_evaluation()) is not None:
+            report = broker_pb2.RoundReport(
+                run=self._replica, term=self._term, round=start.round, evaluation=evaluation
+            )
+            self._told.append(report)
+            out.append(e.Tell(broker_pb2.PeerMessage(round=report)))
+        if _is_last(start):
+            self._steps.end()
+        return out
 
     def again(self) -> list[e.Instruction]:
         """For a broker that was started again."""
@@ -371,30 +369,27 @@ class Rounds:
 
     def timer(self, now: float) -> list[e.Instruction]:
         """The plan's patience is over, unless something came or left meanwhile."""
-        exchange = self._exchange
-        if (until := self._progress.waits_until(exchange.patience_s)) > now:
+        exchange = self.exchange
+        if (until := exchange.waits_until) > now:
             return [e.SetTimer("round", until)]
-        if exchange.order is not None and (unshown := exchange.unshown):
-            found = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
-            found.round, found.attempt = exchange.order.round, exchange.order.attempt
-            found.turn = exchange.order.turn
-            return [e.Tell(broker_pb2.PeerMessage(round_answer=found))]
+        if exchange.again is not None and (told := exchange.again.lacks()):
+            return told
         waited = exchange.waits_no_longer() if exchange.leaves else []
-        if self._applied or self._holds or not exchange.begun:
+        plan = exchange.plan
+        if self._applied or self._holds or plan is None or not exchange.begun:
             return waited
         lacks, code = exchange.lacking()
         result = e.RoundResult(code=code, why=f"waits for {', '.join(lacks) or 'its device'}")
         report = self._report(exchange.attempt, now, result)
         report.message.round.lacks.extend(lacks)
         self._told.pop()  # a broker that was started again plans another attempt
-        return [*waited, report, e.SetTimer("round", now + exchange.patience_s)]
-
-    # ------------------------------------------------------------ the end
-
-    def end(self) -> list[e.Instruction]:
-        """The assignment ends."""
-        return self._links.end()
+        return [*waited, report, e.SetTimer("round", now + plan.patience_s)]
 
 
 def _at(start: broker_pb2.RoundStart) -> tuple[int, int]:
     return start.round, start.more
+
+
+def _is_last(start: broker_pb2.RoundStart) -> bool:
+    """Whether nothing is left to be done: no steps, and no clients."""
+    return not start.steps and not start.cohort

@@ -20,7 +20,7 @@ FIRST, SECOND = (0, 8), (8, 16)
 
 def exchange(me: PeerId, plan: RoundPlan) -> RoundExchange:
     vector = RunVector([Entry("param:w", TensorSpec((16,), "float32"), 0, 0)])
-    made = RoundExchange(me, "r.1", vector)
+    made = RoundExchange(me, "r.1", 1, vector)
     made.planned(plan)
     made.joins()
     return made

@@ -111,7 +111,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         "broker.rounds.exchange_planner._USUAL_BYTES_PER_S": 16 * TINY,
         "broker.rounds.exchange_planner._LEAST_BYTES_PER_S": 16 * TINY / 39,
         "broker.policies.segments.UNDIVIDED": 64,
-        "peer.core.rounds.progress.SAYS_S": 0.1,
+        "peer.core.rounds.round_exchange.SAYS_S": 0.1,
         "dag.rounds.vector._LEAST": 512,
     }
     for name, value in patches.items():
