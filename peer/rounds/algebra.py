@@ -1,8 +1,8 @@
 """What rounds compute with, and what a holder keeps of an entry of the vector between two of them.
 
 All that a peer does in a round stands once (`work.py`, `attempt.py`), whatever a *value* is, of an
-entry or of a part of the vector: a `RoundAlgebra` says that. There are two of them, on tensors
-(`tensors.py`), and on the hashes of a ghost (`sim/ghost/rounds.py`).
+entry or of a part of the vector (`part_algebra.py`): a `RoundAlgebra` says that. There are two of
+them, on tensors (`tensors.py`), and on the hashes of a ghost (`sim/ghost/rounds.py`).
 
 In snapshots the values of an entry are called
 
@@ -12,97 +12,40 @@ In snapshots the values of an entry are called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
+from ...dag.plan.cut import Stage
+from ...dag.rounds.vector import Entry, Span, VectorPiece
 from ...proto import broker_pb2
 from .coding import PartCoding
-from .methods.round_strategy import RoundStrategy
+from .part_algebra import EntryVersion, PartAlgebra, Pieces
 
-__all__ = [
-    "EntryVersion",
-    "HeldEntry",
-    "OnIntegers",
-    "PartSum",
-    "Pieces",
-    "PlaceSum",
-    "RoundAlgebra",
-    "WrittenPart",
-]
+__all__ = ["HeldEntries", "HeldEntry", "RoundAlgebra"]
 
 _BASE, _GIVEN = "base", "given"
 
 T = TypeVar("T")
 V = TypeVar("V")
-Buffers = tuple[memoryview, ...]
-OnIntegers = Callable[[Tensor], Tensor]
-"""Makes integers of integers, (elements,), int64."""
-Pieces = Sequence[tuple[VectorPiece, T]]
-"""Pieces in order, each with something of it, or of its entry."""
 
 
-@dataclass(frozen=True)
-class EntryVersion(Generic[V]):
-    """An entry between two rounds. state: by slot, what all replicas share; own: what this one has
-    by itself."""
+class RoundAlgebra(PartAlgebra[V], Protocol[V]):
+    """What values are at one holder, and how the method of its run computes with them.
+    keeps_given: as in `RoundSettings`."""
 
-    values: V
-    state: Mapping[str, V]
-    own: Mapping[str, V]
-
-    def named(self, when: str = "") -> dict[str, V]:
-        """Return its values by their names in snapshots."""
-        parts = {_BASE: self.values, **self.state, **self.own}
-        return {f"{part}{when}": value for part, value in parts.items()}
-
-
-class WrittenPart(NamedTuple, Generic[V]):
-    """A part as it is written, and as everybody reads it."""
-
-    buffers: Buffers
-    values: V
-
-
-class PartSum(Protocol[V]):
-    """A weighted sum of contributions to a part, which has no order."""
-
-    def add(self, values: V, weight: int) -> None:
-        """Add a contribution. Raises LargeContributionError, and adds nothing."""
-
-    def add_sum(self, values: V, weight: int) -> None:
-        """Add the sum of a place, whose contributions weigh so much, as `PlaceSum.total` has it.
-        Raises LargeContributionError, and adds nothing."""
-
-    def mean(self) -> V:
-        """Return the mean of what was added."""
-
-
-class PlaceSum(PartSum[V], Protocol[V]):
-    """A sum of what a place gives, which is added to another one."""
-
-    @property
-    def total(self) -> V:
-        """The sum of what was added."""
-
-
-class RoundAlgebra(Protocol[V]):
-    """What values are at one holder, and how the method of its run computes with them. vector: of
-    the run. codings: by hop, how parts are written in rounds as ever. most_rows, keeps_given: as in
-    `RoundSettings`."""
-
-    vector: RunVector
-    strategy: RoundStrategy
-    codings: Mapping[int, PartCoding]
-    most_rows: int
     keeps_given: bool
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """Begin a round, or hear of it again."""
         self.strategy.begin(start.round, gathers=start.gathers)
+
+    def pieces_of(self, part: Span) -> Sequence[VectorPiece]:
+        """Return the pieces of a part, in order."""
+        return tuple(self.vector.pieces(part))
 
     # ------------------------------------------------------------ entries
 
@@ -161,79 +104,6 @@ class RoundAlgebra(Protocol[V]):
         """Return the hash of each segment, as far as its entries were made here; none of versions
         that are a replica's own."""
         return ()
-
-    # ------------------------------------------------------------ parts
-
-    def pieces_of(self, part: Span) -> Sequence[VectorPiece]:
-        """Return the pieces of a part, in order."""
-        return tuple(self.vector.pieces(part))
-
-    def give(
-        self, part: Span, given: Pieces[V], plan: broker_pb2.RoundPlan, coding: PartCoding
-    ) -> WrittenPart[V]:
-        """Write a contribution to a part. Raises LargeContributionError."""
-
-    def give_rows(
-        self,
-        part: Span,
-        given: Pieces[V],
-        rows: range,
-        plan: broker_pb2.RoundPlan,
-        coding: PartCoding,
-    ) -> WrittenPart[V]:
-        """Write these clients' contributions to a part, of those that are given. Raises
-        LargeContributionError, TensorSpecError for clients that are not there."""
-
-    def combined(
-        self, came: Mapping[Span, Sequence[tuple[int, V]]], plan: broker_pb2.RoundPlan
-    ) -> Mapping[Span, V]:
-        """Return what is made of clients' contributions, by part that is added up here. `came`: in
-        the order of clients, how many of them a value has, and it."""
-
-    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[V]:
-        """Return the sum of a part to which nothing has been added."""
-
-    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PlaceSum[V]:
-        """Return the sum of what a place gives to a part, to which nothing has been added."""
-
-    def written_sum(self, part: Span, total: V, coding: PartCoding) -> WrittenPart[V]:
-        """Write the sum of a place."""
-
-    def result(
-        self,
-        part: Span,
-        mean: V,
-        came: Sequence[tuple[int, Buffers]],
-        plan: broker_pb2.RoundPlan,
-        coding: PartCoding,
-    ) -> WrittenPart[V]:
-        """Write the mean of a part. `came`: weight and contribution of each giver, as it came, if
-        the method passes these on."""
-
-    def masked(
-        self, part: Span, given: V, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
-    ) -> WrittenPart[V]:
-        """Mask a contribution to a part. `given`: as it is written without masks. Raises
-        LargeContributionError."""
-        raise TypeError("values are no integers here, which masks are on")
-
-    def unmasked(self, part: Span, total: V, plan: broker_pb2.RoundPlan, lift: OnIntegers) -> V:
-        """Return the mean by a masked sum, as a result without masks has it."""
-        raise TypeError("values are no integers here, which masks are on")
-
-    def whole(self, part: Span, made: Pieces[EntryVersion[V]], coding: PartCoding) -> Buffers:
-        """Write a part of a version, with shared state."""
-
-    def decode(self, part: Span, data: memoryview, coding: PartCoding) -> V:
-        """Read a part, whichever of the three it is. Raises CodecError."""
-
-    def fits(self, part: Span, values: V, exponent: int, *, rows: bool = False) -> bool:
-        """Return whether all that came of a part are numbers below 2^exponent. `rows`: of several
-        clients, each with integers."""
-        return True
-
-    def cut(self, part: Span, values: V) -> Iterable[tuple[VectorPiece, V]]:
-        """Return the pieces of a result, or of a version."""
 
 
 @dataclass(eq=False)
@@ -318,10 +188,10 @@ class HeldEntry(Generic[V]):
 
     def parts(self) -> dict[str, V]:
         """Return all that it goes on from; nobody may write to the values."""
-        when, found = f"@{self.round}", self.version.named()
+        when, found = f"@{self.round}", _named(self.version)
         if self.given is not None and self.algebra.keeps_given:
             found[f"{_GIVEN}{when}"] = self.given
-        return found | (self.applied.named(when) if self.applied is not None else {})
+        return found | (_named(self.applied, when) if self.applied is not None else {})
 
     def load(self, parts: Mapping[str, V], *, anew: bool) -> None:
         """Go on from what `parts` gave. `anew`: without what a replica has by itself. Raises
@@ -349,3 +219,76 @@ class HeldEntry(Generic[V]):
             return EntryVersion(parts[f"{_BASE}{when}"], state, own)
         except KeyError:
             return None
+
+
+def _named(version: EntryVersion[V], when: str = "") -> dict[str, V]:
+    """Return its values by their names in snapshots."""
+    parts = {_BASE: version.values, **version.state, **version.own}
+    return {f"{part}{when}": value for part, value in parts.items()}
+
+
+class HeldEntries(dict[str, HeldEntry[V]], Generic[V]):
+    """Entries of the vector at a holder of `stages`, by value. `copies`: by value, an entry in each
+    of the stages that has it, as the algebra reads and writes them. A tied one is of its first
+    stage only (`owned`)."""
+
+    def __init__(
+        self, algebra: RoundAlgebra[V], stages: Iterable[Stage], copies: Mapping[str, Sequence[Any]]
+    ) -> None:
+        self._algebra, vector = algebra, algebra.vector
+        here = [e for e in vector.entries if e.spec.elements and copies.get(e.value)]
+        self._of_stages = [
+            [e.value for e in here if s.start <= e.operator < s.stop]
+            for s in sorted(stages, key=attrgetter("index"))
+        ]
+        mine = {value for values in self._of_stages for value in values}
+        super().__init__(
+            (e.value, HeldEntry(algebra, e, copies[e.value], owned=e.value in mine)) for e in here
+        )
+        self.elements = sum(e.spec.elements for e in here)
+
+    # ------------------------------------------------------------ hashes
+
+    def versions(self) -> dict[str, int]:
+        """By value, the hash of the version that the round began with, with its shared state."""
+        found = {}
+        for value, e in self.items():
+            state = () if self._algebra.strategy.apart else e.version.state.values()
+            found[value] = self._algebra.digest(e.entry, e.version.values, *state)
+        return found
+
+    def hashes(self, made: Mapping[str, EntryVersion[V]]) -> tuple[int, ...]:
+        """Return the hash of each stage, by versions of its entries."""
+        digest = self._algebra.digest
+        return tuple(
+            sum(digest(self[v].entry, made[v].values) for v in values) % 2**64
+            for values in self._of_stages
+        )
+
+    # ------------------------------------------------------------ parts
+
+    def of_part(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:
+        """Return the pieces of a part. Raises KeyError for an entry that there is nothing of."""
+        found = list[tuple[VectorPiece, T]]()
+        for piece in self._algebra.pieces_of(part):
+            entry = self.get(piece.entry.value)
+            mine = None if entry is None else of(entry)
+            if mine is None:
+                raise KeyError(piece.entry.name)
+            found.append((piece, mine))
+        return found
+
+    def gathered(
+        self, parts: Iterable[tuple[Span, V | None]]
+    ) -> Iterator[tuple[HeldEntry[V], Pieces[V]]]:
+        """Yield entries of which all pieces are there."""
+        found: dict[str, dict[int, tuple[VectorPiece, V]]] = {}
+        for part, came in parts:
+            for piece, values in () if came is None else self._algebra.cut(part, came):
+                entry = self.get(piece.entry.value)
+                if entry is None:
+                    continue
+                pieces = found.setdefault(piece.entry.value, {})
+                pieces[piece.start] = piece, values
+                if sum(p.elements for p, _ in pieces.values()) == entry.entry.spec.elements:
+                    yield entry, [pieces[start] for start in sorted(pieces)]

@@ -8,7 +8,7 @@ does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -32,47 +32,13 @@ from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from ..secure.attempt_receipts import AttemptReceipts
 from ..secure.masked_sums import MaskedSums
-from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
-from .coding import PartCoding
-from .place_sums import PlaceSums
-from .side_by_side import SideBySide
+from .coding import PartCoding, SideBySide
+from .gathered import ClientRows, PlaceSums
+from .part_algebra import Buffers, PartAlgebra, PartSum, Pieces, WrittenPart
 
-__all__ = ["AddedAgain", "ClientRows", "RoundAttempt"]
+__all__ = ["AddedAgain", "RoundAttempt"]
 
 V = TypeVar("V")
-
-
-class ClientRows(Generic[V]):
-    """Rows of clients, each contribution by itself, of one attempt at who combines them: in the
-    order of members and of the clients of each, whenever they come. Not locked."""
-
-    def __init__(
-        self, wiring: RoundWiring, plan: broker_pb2.RoundPlan, algebra: RoundAlgebra[V]
-    ) -> None:
-        self._wiring, self._plan, self._algebra = wiring, plan, algebra
-        self._came: dict[Span, dict[tuple[PeerId, int], V]] = {part: {} for part in wiring.adds}
-
-    def add(self, part: Span, giver: PeerId, block: int, values: V) -> None:
-        """Keep a block of rows, once. Raises LargeContributionError."""
-        if not self._algebra.fits(part, values, self._plan.exponent, rows=True):
-            raise LargeContributionError(
-                f"of a client of {giver} an element is no number below 2^{self._plan.exponent}"
-            )
-        self._came[part].setdefault((giver, block), values)
-
-    def combined(self) -> Mapping[Span, V]:
-        """Return what is made of each part, and forget the rows; nothing while some lack."""
-        found: dict[Span, list[tuple[int, V]]] = {}
-        for part, givers in self._wiring.adds.items():
-            found[part] = []
-            for giver in givers:
-                for block, rows in enumerate(self._wiring.blocks(part, giver.peer)):
-                    if (giver.peer, block) not in self._came[part]:
-                        return {}
-                    found[part].append((len(rows), self._came[part][giver.peer, block]))
-        made = self._algebra.combined(found, self._plan) if found else {}
-        self._came.clear()
-        return made
 
 
 class RoundAttempt(Generic[V]):
@@ -85,7 +51,7 @@ class RoundAttempt(Generic[V]):
         plan: broker_pb2.RoundPlan,
         wiring: RoundWiring,
         peer: PeerId,
-        algebra: RoundAlgebra[V],
+        algebra: PartAlgebra[V],
         masks: MaskedSums | None = None,
         receipts: AttemptReceipts | None = None,
     ) -> None:
@@ -106,7 +72,7 @@ class RoundAttempt(Generic[V]):
         """What is added up here, where each client's contribution comes by itself."""
         self._sums: dict[Span, tuple[PartSum[V], dict[PeerId, Buffers]]] = {}
         """Parts that are added up here; by giver, its contribution, where it is passed on."""
-        self._places = PlaceSums(wiring, plan, algebra, receipts)
+        self._places = PlaceSums(wiring, plan, algebra, receipts) if wiring.gathers else None
         self._gathered: dict[Span, WrittenPart[V]] = {}
         """Sums of the place that are given."""
         self._results: dict[Span, WrittenPart[V]] = {}
@@ -154,8 +120,7 @@ class RoundAttempt(Generic[V]):
     def end(self) -> None:
         """Frees what was exchanged."""
         with self._lock:
-            self.over, self._rows = True, None
-            self._places = PlaceSums(RoundWiring(), self.plan, self._algebra, None)
+            self.over, self._rows, self._places = True, None, None
             sums = (self._sums, self._gathered, self._results)
             for kept in (self.given, self._came, self._passed, *sums):
                 kept.clear()
@@ -222,13 +187,12 @@ class RoundAttempt(Generic[V]):
         with self._lock:
             if self.over or part in self._results:
                 return
-            if self._places.has(part, giver):
-                self._add_near(part, giver, given.values)
-                return
-            if self._rows is not None:
+            if self._places is not None and self._places.has(part, giver):
+                self._add_near(self._places, part, giver, given.values)
+            elif self._rows is not None:
                 self._rows.add(part, giver, block, given.values)
-                return
-            self._add(part, giver, given)
+            else:
+                self._add(part, giver, given)
 
     def _add(self, part: Span, giver: PeerId, given: WrittenPart[V]) -> None:
         if part not in self._sums:
@@ -239,9 +203,9 @@ class RoundAttempt(Generic[V]):
             (total.add if of.hop == GIVE else total.add_sum)(given.values, of.weight)
             came[giver] = given.buffers if self._passes_on else ()
 
-    def _add_near(self, part: Span, giver: PeerId, values: V) -> None:
+    def _add_near(self, places: PlaceSums[V], part: Span, giver: PeerId, values: V) -> None:
         """Add a contribution to the sum of its place, which is in that of all or given on."""
-        found = self._places.add(part, giver, values)
+        found = places.add(part, giver, values)
         if found is not None and part in self.wiring.adds:
             self._add(part, *found)
         elif found is not None:
@@ -303,7 +267,7 @@ class AddedAgain(Generic[V]):
     whose contributions came too early, and cannot be taken."""
 
     def __init__(
-        self, attempt: RoundAttempt[V], wiring: RoundWiring, algebra: RoundAlgebra[V]
+        self, attempt: RoundAttempt[V], wiring: RoundWiring, algebra: PartAlgebra[V]
     ) -> None:
         """attempt: with receipts."""
         assert attempt.receipts is not None, "nothing is signed"

@@ -32,8 +32,8 @@ from ...job.settings import Settings, SettingsError
 from ...net.links.buffers import TrimmedHeap
 from ...proto import broker_pb2
 from ..sync.norm import square_of
-from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
-from .coding import CountedCoding, PartCoding
+from .algebra import HeldEntry, RoundAlgebra
+from .coding import CountedCoding, PartCoding, side_by_side
 from .methods.round_strategies import (
     MeanOfBuffers,
     WholeOfBuffers,
@@ -42,7 +42,7 @@ from .methods.round_strategies import (
     strategy_of,
 )
 from .methods.round_strategy import RoundStrategy
-from .side_by_side import joined
+from .part_algebra import Buffers, EntryVersion, OnIntegers, Pieces, WrittenPart
 
 __all__ = ["TensorAlgebra"]
 
@@ -73,7 +73,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
             raise SettingsError("sync.secure", no_integers(integer))
         self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
         self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
-        self._hiding = VectorNoise(vector, settings.seed, noise_key)
+        self._hiding = VectorNoise(vector, settings.seed, noise_key) if settings.privacy else None
         self._replica, self._round = replica, -1
         self._mean, self._whole = MeanOfBuffers(Settings()), WholeOfBuffers(Settings())
         self._overlap = settings.overlap
@@ -331,6 +331,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def _noise(self, part: Span, plan: broker_pb2.RoundPlan) -> Tensor:
         assert self._privacy is not None, "no client is hidden"
+        assert self._hiding is not None, "no client is hidden"
         found = self._hiding.of_sum(part, plan.round, plan.attempt)
         return found * (self._privacy.noise * self._privacy.clip)
 
@@ -339,7 +340,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> WrittenPart[Tensor]:
         given = given if self._positions is None else given[self._positions.of(part)]
         multiples = self._grid(plan).fixed(given, weight)
-        if self._privacy is not None and self._privacy.distributed:
+        if self._hiding is not None and self._privacy is not None and self._privacy.distributed:
             at, number = (plan.round, plan.attempt), self._replica.partition(".")[2] or "0"
             multiples += self._hiding.of_giver(number, part, *at, STEP_BITS)
         bits = mask(multiples).view(torch.float32)
@@ -369,7 +370,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         coding: PartCoding,
     ) -> WrittenPart[Tensor]:
         if came:
-            return WrittenPart(joined(came), mean)
+            return WrittenPart(side_by_side(came), mean)
         if self._masks:
             return WrittenPart(RAW.encode(mean).buffers, mean)
         return self._write([*self._scaled(part, mean, plan)], coding, plan.round, "")

@@ -48,10 +48,10 @@ from ..core.events import RoundResult
 from ..secure.attempt_receipts import ReceiptsOf
 from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
-from .algebra import EntryVersion, RoundAlgebra
+from .algebra import HeldEntries, RoundAlgebra
 from .attempt import RoundAttempt
-from .held_entries import HeldEntries
 from .local import SUM, LocalSteps
+from .part_algebra import EntryVersion
 from .round_frames import RoundFrames
 
 __all__ = ["RoundWork"]

@@ -15,10 +15,11 @@ from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
 from ...job.settings import SettingsError
-from ...peer.rounds.algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
+from ...peer.rounds.algebra import HeldEntry, RoundAlgebra
 from ...peer.rounds.coding import PartCoding
 from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.methods.round_strategies import codings_of, strategy_of
+from ...peer.rounds.part_algebra import EntryVersion, Pieces, WrittenPart
 from ...peer.rounds.work import RoundWork
 from ...proto import broker_pb2
 from .hashes import MASK, Hash, Words

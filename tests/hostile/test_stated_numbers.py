@@ -34,7 +34,7 @@ from shoal.net.web import dial, web
 from shoal.peer.blobs import fetching, sharing, weight_shards
 from shoal.peer.compute import device
 from shoal.peer.core import assignment
-from shoal.peer.rounds import early_frames
+from shoal.peer.rounds import round_frames
 from shoal.peer.shell import relayed
 from shoal.planner.replicas import rounds as planned_rounds
 from shoal.planner.requests import requirements, run_spec
@@ -156,7 +156,7 @@ STATED: dict[str, float] = {
     "four times as fast as the next one": planned_rounds.MOST_TIMES,
     "192 frames of one peer": receipts.MOST_RECEIPTS,
     "1,024 of them; sums with masks": exchange_planner.MOST_CLAIMS,
-    "eight frames of each other peer": early_frames.MOST_EARLY,
+    "eight frames of each other peer": round_frames.MOST_EARLY,
     "4 MB, a version 8 MB": 4 * PIECE,
 }
 """Words of the page that begin with a number, and the code's."""

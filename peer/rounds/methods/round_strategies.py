@@ -10,8 +10,7 @@ from ....dag.rounds.vector import RunVector, Span
 from ....dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT, VERSION
 from ....job.rounds import RoundSettings, options_of
 from ...secure.shared_positions import SharedPositions
-from ..coding import CountedCoding, MultiplesCoding, PartCoding
-from ..side_by_side import SideBySide
+from ..coding import CountedCoding, MultiplesCoding, PartCoding, SideBySide
 from .diloco import DilocoRounds, StreamingRounds
 from .fed_opt import (
     FedAdagradRounds,

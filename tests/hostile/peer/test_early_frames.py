@@ -17,8 +17,8 @@ from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey, Payload
 from shoal.net.links.transport import FrameArrived, LinkRefused, LinkUp
-from shoal.peer.rounds.early_frames import EarlyFrames, most_of_any
 from shoal.peer.rounds.methods.round_strategies import STRATEGIES, codings_of, strategy_of
+from shoal.peer.rounds.round_frames import EarlyFrames, most_of_any
 from shoal.tests.broker.service.door.test_relay import network
 
 EACH = 8

@@ -20,7 +20,7 @@ from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.core.rounds.round_exchange import segments_of
 from shoal.peer.rounds.attempt import RoundAttempt
-from shoal.peer.rounds.early_frames import most_of_any
+from shoal.peer.rounds.round_frames import most_of_any
 from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto import broker_pb2 as pb
 from shoal.tests.peer.conftest import arrived

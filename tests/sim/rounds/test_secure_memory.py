@@ -20,8 +20,8 @@ from shoal.dag.rounds.vector import Span
 from shoal.job import Job
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.core import events as p
-from shoal.peer.rounds.algebra import WrittenPart
 from shoal.peer.rounds.attempt import RoundAttempt
+from shoal.peer.rounds.part_algebra import WrittenPart
 from shoal.peer.secure.secure_member import SecureMember
 from shoal.proto.broker_pb2 import DONE, MaskShare, SignedStatement
 from shoal.tests.peer.secure.people import Aggregator, Passing, drawn, identity
