@@ -1,13 +1,20 @@
-"""The exchange of a round, attempt by attempt: what peers do in it, for how long, and what becomes
-of those who are to blame if nothing comes of it."""
+"""The exchange of a round, attempt by attempt: what came of each, what becomes of those who are to
+blame if nothing does, and the grid that contributions are rounded to, by its exponent.
+
+An element that is too large for the grid is another attempt with a coarser one, and that has a
+limit: the first coarser grid is had for one member's word, as no digit of a weight is lost by it;
+a coarser one still for the words of two. Who asks for it alone is left out. Grids become finer
+again after some rounds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.sums import EXPONENT
 from ...dag.rounds.wiring import segments_of
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundReport, RunEvent
 from ..events import Instruction, Log
@@ -17,9 +24,8 @@ from ..policies.round_view import LACKS, Blame, PlannedAttempt, RoundView
 from ..runs.run import Run
 from .claims import ClaimVerdict
 from .contributions import Contributions
-from .grid import Grid
 
-__all__ = ["MOST_REPORTED", "Attempts"]
+__all__ = ["MOST_REPORTED", "Attempts", "Grid"]
 
 MOST_REPORTED = 1e30
 """Of a number that a peer reports."""
@@ -27,6 +33,40 @@ _MOST_ATTEMPTS = 8
 """In which all wait for one another, before the run fails."""
 _MOST_LEFT = 3
 """Attempts of one round that a replica may end by going: then it is left out of the round."""
+_RAISED = 12
+"""By so much a contribution that is too large raises the exponent."""
+_MOST_EXPONENT = 48
+"""Who has a larger element is left out."""
+_CALM = 16
+"""Rounds without such a contribution behind which the exponent is lowered again."""
+
+
+class Grid:
+    """exponent: of the next attempt; as in RoundPlan."""
+
+    def __init__(self, exponent: int) -> None:
+        self.exponent = exponent
+        self._calm = 0
+        """Rounds since it was raised, or lowered."""
+        self._large = defaultdict[int, set[int]](set)
+        """By exponent, who had an element in this round that was too large for it."""
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._large.clear()
+        self._calm += 1
+        if self._calm >= _CALM and self.exponent > EXPONENT:
+            self.exponent, self._calm = max(EXPONENT, self.exponent - _RAISED), 0
+
+    def overflows(self, number: int, level: int) -> Collection[int]:
+        """An element of a replica was too large for an exponent. Return who counts again with the
+        next one, itself and whose word stood alone before; nobody: it is left out."""
+        said = self._large[level]
+        said.add(number)
+        if level >= _MOST_EXPONENT or (level > EXPONENT and len(said) < 2):
+            return ()
+        self.exponent, self._calm = level + _RAISED, 0
+        return said
 
 
 class Attempts:
@@ -124,7 +164,7 @@ class Attempts:
         weights, total = {m.replica: m.weight for m in members if m.replica in view.made}, 0.0
         for n, weight in weights.items():
             total += weight * sum(_sound(r.clients_moved) for r in view.made[n].values())
-        return RoundDone(
+        done = RoundDone(
             round=versions.round,
             attempt=versions.attempt,
             members=members,
@@ -146,6 +186,15 @@ class Attempts:
                 if n in versions.joiners
             ],
         )
+        for member in done.members if versions.unmasked else ():
+            member.term = member.term if member.replica in equal else 0  # it takes it from others
+        numbers = [m.replica for m in members]
+        if (uploads := self._policy.uploads(view, numbers)) is not None:
+            done.uploads.CopyFrom(uploads)
+        done.lines.extend(self._policy.lines(view, numbers, done.exchange_s, now))
+        if (reports := self._policy.reports(view, numbers)) is not None:
+            done.clients.CopyFrom(reports)
+        return done
 
     @property
     def _going(self) -> list[int]:
@@ -189,11 +238,11 @@ class Attempts:
             disputes.accuse(by, about, others=len(inside) - 2)
         return [*blame.out, *disputes.convicted([n for n in inside if n not in blame.out])]
 
-    def accused(
-        self, verdict: ClaimVerdict, of: Mapping[PeerId, int], now: float
-    ) -> list[Instruction]:
-        """What members claim of the attempt differs: nothing comes of it. `of`: by peer, its
-        replica."""
+    def accused(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
+        """What members claim of the attempt differs: nothing comes of it."""
+        replicas, inside = self._run.replicas, self._versions.inside
+        of = {p: n for n in inside for p in replicas[n].record.peers}
+        self._view.troubled.update(of[p] for p in verdict.about if p in of)
         self._refuted, out = True, list[Instruction]()
         if verdict.lie is not None:
             number = of[PeerId(verdict.lie.peer)]

@@ -86,10 +86,9 @@ class _Case:
 
 
 class SignedClaims:
-    """Claims of the round under way; not durable. `check`: who signed what; None: peers have no
-    certificates, and nothing is signed."""
+    """Claims of the round under way; not durable. `check`: who signed what."""
 
-    def __init__(self, run: Run, view: RoundView, check: CheckStatement | None) -> None:
+    def __init__(self, run: Run, view: RoundView, check: CheckStatement) -> None:
         self._run, self._view, self._check = run, view, check
         self.begin()
 
@@ -130,7 +129,7 @@ class SignedClaims:
     def wrong(self, member: Member, said: RoundReport) -> str:
         """Return what is wrong with what a member has signed of its version; empty: nothing."""
         plan = self._view.plans.get(member.id)
-        if self._check is None or plan is None:
+        if plan is None:
             return ""
         try:
             by = signer(self._check, ATTEMPT, said.signed)
@@ -150,8 +149,6 @@ class SignedClaims:
         """Have two members show receipts, if what they claim differs: once, and who signed these
         itself only where nobody else's differ. None: no claims do. A verdict: some say that they
         have too many to show."""
-        if self._check is None:
-            return None
         if self._case is not None:
             return []
         case = self._differing()
@@ -221,7 +218,6 @@ class SignedClaims:
 
     def _shown(self, case: _Case, peer: PeerId, said: RoundAnswer) -> _Shown | None:
         """What a member has shown, if that is what it claimed."""
-        assert self._check is not None, "nothing is signed"
         of, round_ = case.of, self._view.rounds.versions.round
         if len(said.receipts) > MOST_RECEIPTS:
             return None

@@ -49,7 +49,11 @@ class ClientWork:
             out += [Tell(m.stream, message) for m in replica.context.holders()]
         return out
 
-    def lose(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
+    def contributed(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
+        """A contribution of a replica says what became of its clients."""
+        return [*self._lose(number, said, now), *self._leave_out(number, said, now)]
+
+    def _lose(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
         """A replica does not have the state of some of its clients, which began without."""
         rounds = self._view.rounds
         given, known = rounds.work.given.get(number), rounds.homes
@@ -64,11 +68,11 @@ class ClientWork:
             text += ": all begin the next one without"
         return self._changed(RoundBegun(round=said.round, work=[work]), text, number, now)
 
-    def leave_out(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
+    def _leave_out(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
         """Clients of a replica have moved by what is no finite number: its work is that of the
         others."""
         rounds = self._view.rounds
-        given = rounds.work.given.get(number)
+        given = rounds.work.given.get(number) if said.left_out else None
         found = self._policy.without(said.round, given, said.left_out) if given else None
         if found is None:
             return []

@@ -38,7 +38,6 @@ from ...proto.broker_pb2 import (
     BrokerMessage,
     RoundAnswer,
     RoundReport,
-    RoundUnmasked,
     RoundWork,
     RunEvent,
 )
@@ -50,13 +49,12 @@ from ..policies.policies import policy_of
 from ..policies.round_view import NetworkOf, RoundView
 from ..runs.replica import Replica
 from ..runs.run import Run
+from .attempts import Grid
 from .claims import ClaimVerdict
 from .contributions import goes_on, standing
-from .evaluations import Evaluations
 from .exchange_planner import ExchangePlanner
-from .grid import Grid
-from .saving import finish, save_version
 from .under_way import RoundUnderWay
+from .versions import Evaluations, finish, save_version
 
 __all__ = ["RoundCoordinator"]
 
@@ -155,12 +153,13 @@ class RoundCoordinator:
         ended = self.run.ended or self._frozen or self.rounds.work.over
         if ended or not versions.attempt or attempts.void or now < self._round.ends:
             return self.follow(now)
-        if self._round.masks.begun:
+        if versions.unmasked:
             return self._give_up(now)
-        for checks in (self._round.claims, self._round.audits):
+        for checks in self._round.checks:
             if checks.asked:
                 return self._judge(checks.given_up(), now)
-        out = attempts.late(now, self._round.masks.waited_for)
+        masks = self._round.masks
+        out = attempts.late(now, masks.waited_for if masks is not None else ())
         if out is None:
             text = f"{versions.attempt} attempts at round {versions.round}, in each of which "
             return self.run.fail("round", f"{text}all waited for others", now)
@@ -235,8 +234,8 @@ class RoundCoordinator:
             return [*out, *self.run.fail("round", f"no replica has a contribution: {why}", now)]
         found = under_way.readiness()
         ready, paused, still = found.ready, found.paused, found.still
-        if under_way.masks.are_few(len(ready)):
-            return out if still or paused else [*out, *self._too_few(len(ready), now)]
+        if few := self._why_few(len(ready)):
+            return out if still or paused else [*out, *self.run.fail("secure", few, now)]
         enough = self._policy.is_enough(self.rounds, ready)
         again = under_way.view.attempt is not None and not self._policy.carries
         until = contributions.waits_until(ready, still, now, again=again)
@@ -244,7 +243,8 @@ class RoundCoordinator:
             return out if now >= until else [*out, *self._arm(until)]
         if not self.rounds.versions.attempt and not enough:
             gone = not paused and all(map(contributions.has_lost, still))
-            if gone and (more := under_way.clients.hand_on(ready, now)):
+            clients = under_way.clients if gone else None
+            if clients is not None and (more := clients.hand_on(ready, now)):
                 return [*out, *more, *self._arm(contributions.closes_at)]
             late = self._policy.too_late([n for n in still if not contributions.has_lost(n)])
             out += under_way.attempts.convict(late, "had no contribution in time", now)
@@ -258,13 +258,15 @@ class RoundCoordinator:
             return self.run.fail("privacy", text, now)
         under_way = self._round
         attempt = self._policy.attempt(under_way.view, ready, under_way.at_gate, now)
-        if under_way.masks.are_few(len(attempt.members)):
-            return self._too_few(len(attempt.members), now)
+        if few := self._why_few(len(attempt.members)):
+            return self.run.fail("secure", few, now)
         out = [self._publish(now, round_planned=under_way.attempts.begin(attempt, now))]
         return [*out, *under_way.begin_attempt(attempt, ready), *self._arm(under_way.ends)]
 
-    def _too_few(self, members: int, now: float) -> list[Instruction]:
-        return self.run.fail("secure", self._round.masks.why_few(members), now)
+    def _why_few(self, members: int) -> str:
+        """Say why a round comes to nothing with so many members; empty: they are enough."""
+        masks = self._round.masks
+        return "" if masks is None else masks.why_few(members)
 
     # ------------------------------------------------------------ what peers say
 
@@ -293,37 +295,26 @@ class RoundCoordinator:
         if said.came:
             self._round.goes_on(member, number, said, now)
             return []
-        if self._round.masks.begun and said.HasField("problem"):  # and there is no other attempt
+        if rounds.versions.unmasked and said.HasField("problem"):  # and there is no other attempt
             why = clean(said.problem.text, 500)
             fields = (("run", self.run.id), ("peer", member.id), ("why", why))
             return [Log("round_hindered", fields, "warning")]
         if said.HasField("problem"):
             out, again = self._round.attempts.hindered(number, member, said, now)
             return [*out, *self._close(now)] if again else out
+        masks, claims = self._round.masks, self._round.claims
         if said.HasField("masks"):
-            return self._unmask(member, said, now)
-        if wrong := self._round.claims.wrong(member, said):
+            void = self._round.attempts.void
+            return [] if masks is None else masks.reported(member, said, now, void=void)
+        if claims is not None and (wrong := claims.wrong(member, said)):
             return [replica.context.ignored("round", member, wrong)]
         view.made.setdefault(number, {})[member.id] = said
         return self.follow(now) if view.has_made(number) else []
 
-    def _unmask(self, member: Member, said: RoundReport, now: float) -> list[Instruction]:
-        """A member of the attempt has dealt shares of its mask, holds what it takes to lift masks,
-        or has revealed shares."""
-        masks = self._round.masks
-        try:
-            out, all_hold = masks.said(member, said.masks)
-        except ValueError as error:
-            return self.run.fail("secure", f"masks cannot be lifted: {error}", now)
-        if not all_hold or self._round.attempts.void:
-            return out
-        told, self._round.asked_at = RoundUnmasked(round=said.round, members=masks.members), now
-        return [*out, self._publish(now, unmasked=told), *masks.ask()]
-
     def _give_up(self, now: float) -> list[Instruction]:
         """The attempt has ended, and some have not made the version that is unmasked: they are not
         waited for any more."""
-        if not self._round.masks.lifted:
+        if self._round.masks is not None and not self._round.masks.lifted:
             text = "too few peers have revealed their shares of masks in time"
             return self.run.fail("secure", f"round {self.rounds.versions.round}: {text}", now)
         self._round.give_up()
@@ -344,23 +335,28 @@ class RoundCoordinator:
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         first = not contributions.is_ready(number)  # later ones change no plan that weighs it
-        out = self._round.clients.lose(number, said, now) if first else []
-        out += self._round.clients.leave_out(number, said, now) if said.left_out and first else []
+        clients = self._round.clients if first else None
+        out = [] if clients is None else clients.contributed(number, said, now)
         contributions.add(number, said.term, member.id)
-        self._round.masks.contributed(member.id, said.masks)
+        if self._round.masks is not None:
+            self._round.masks.contributed(member.id, said.masks)
         follows = number not in contributions.bad and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
 
     def answered(self, member: Member, said: RoundAnswer, now: float) -> list[Instruction]:
         """A member shows receipts, or says what came of sums that it added up again."""
-        if said.turn and not self.run.ended:
-            return self.follow(now) if self._round.audits.answered(member, said) else []
-        verdict = None if self.run.ended else self._round.claims.answered(member, said)
+        claims, audits = self._round.claims, self._round.audits
+        if self.run.ended or claims is None:
+            return []
+        if said.turn:
+            follows = audits is not None and audits.answered(member, said)
+            return self.follow(now) if follows else []
+        verdict = claims.answered(member, said)
         return [] if verdict is None else self._judge(verdict, now)
 
     def _judge(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
         """Claims of an attempt differ: there is another one without who is to blame."""
-        return [*self._round.accused(verdict, now), *self._close(now)]
+        return [*self._round.attempts.accused(verdict, now), *self._close(now)]
 
     # ------------------------------------------------------------ the version
 
@@ -368,11 +364,12 @@ class RoundCoordinator:
         """When all have made it."""
         under_way, view, masks = self._round, self._round.view, self._round.masks
         everybody, attempts = under_way.awaited, under_way.attempts
-        if masks.begun and not (everybody and masks.goes_on(everybody)):
-            return self.run.fail("secure", masks.why_lost, now)
+        unmasked = masks if self.rounds.versions.unmasked else None
+        if unmasked is not None and not (everybody and unmasked.goes_on(everybody)):
+            return self.run.fail("secure", unmasked.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
-        for checks in () if masks.begun else (under_way.claims, under_way.audits):
+        for checks in under_way.checks if unmasked is None else ():
             if (asked := checks.asks()) is not None:
                 under_way.asked_at = now if asked else under_way.asked_at
                 return asked if isinstance(asked, list) else self._judge(asked, now)
@@ -382,7 +379,7 @@ class RoundCoordinator:
         version, equal = found
         out = attempts.differ([n for n in everybody if n not in equal], equal[0], now)
         self._disputes.done([m.replica for m in self.rounds.versions.members])
-        done = under_way.done(version, equal, now)
+        done = attempts.done(version, equal, now)
         going = [self.rounds.work.given[n] for n in done.going]
         self._exchange_s = done.exchange_s
         out += self._tell_evaluation(now, closes=True)

@@ -14,6 +14,9 @@ from ...proto.broker_pb2 import (
     MemberMasks,
     RoundMasks,
     RoundPlan,
+    RoundReport,
+    RoundUnmasked,
+    RunEvent,
     SignedStatement,
 )
 from ..events import Instruction, Tell
@@ -25,25 +28,20 @@ __all__ = ["SecureSums"]
 
 
 class SecureSums:
-    """Masks of the round under way. wanted: whether sums of the run have any."""
+    """Masks of the round under way. asked_at: when members were asked to reveal; 0: not yet."""
 
     def __init__(self, run: Run) -> None:
         """Go on with an attempt that an earlier start of the broker had unmasked: members are asked
         again."""
         cohorts = run.submitted.requirements.cohorts
-        self.wanted = cohorts is not None and cohorts.secure
-        self._fewest = cohorts.fewest if cohorts is not None else 1
-        self._why = why_members(cohorts.privacy if cohorts is not None else None)
+        assert cohorts is not None, f"run {run.submitted.id} has no clients"
+        self._fewest, self._why = cohorts.fewest, why_members(cohorts.privacy)
         self._run, self._versions = run, run.rounds.versions
         self._keys: dict[PeerId, SignedStatement] = {}
         self._now: Unmasking | None = None
+        self.asked_at = 0.0
         if self._versions.unmasked:
             self._now = Unmasking(list(map(PeerId, self._versions.unmasked)), begun=True)
-
-    @property
-    def begun(self) -> bool:
-        """Whether members are asked to reveal: the round is made of these, whoever is lost."""
-        return bool(self._versions.unmasked)
 
     @property
     def lifted(self) -> bool:
@@ -62,13 +60,11 @@ class SecureSums:
         records = (r.record for r in self._run.replicas)
         return [r.number for r in records if waited & set(r.peers)]
 
-    def are_few(self, members: int) -> bool:
-        """Whether so many members would know each other's contributions by their sum, or have too
-        little noise in it."""
-        return self.wanted and members < self._fewest
-
     def why_few(self, members: int) -> str:
-        """Say why a round comes to nothing with so many."""
+        """Say why a round comes to nothing with so many members: they would know each other's
+        contributions by their sum, or have too little noise in it; empty: they are enough."""
+        if members >= self._fewest:
+            return ""
         return (
             f"{members} peers are left with a contribution to round {self._versions.round}, "
             f"{self._why}"
@@ -90,8 +86,6 @@ class SecureSums:
 
     def begin(self, members: Iterable[int], plans: Mapping[PeerId, RoundPlan]) -> None:
         """Another attempt: its members are told each other's keys in their plans."""
-        if not self.wanted:
-            return
         peers = [p for n in members for p in self._run.replicas[n].record.peers]
         self._now = Unmasking(peers)
         keys = [self._keys.get(p, SignedStatement()) for p in self._now.members]
@@ -104,10 +98,25 @@ class SecureSums:
             return True
         return self._now.goes_on([p for n in there for p in self._run.replicas[n].record.peers])
 
-    def said(self, member: Member, said: MemberMasks) -> tuple[list[Instruction], bool]:
+    def reported(
+        self, member: Member, said: RoundReport, now: float, *, void: bool
+    ) -> list[Instruction]:
+        """A member of the attempt has dealt shares of its mask, holds what it takes to lift masks,
+        or has revealed shares. `void`: nothing comes of the attempt."""
+        try:
+            out, all_hold = self._said(member, said.masks)
+        except ValueError as error:
+            return self._run.fail("secure", f"masks cannot be lifted: {error}", now)
+        if not all_hold or void:
+            return out
+        self.asked_at = now
+        told = RunEvent(unmasked=RoundUnmasked(round=said.round, members=self.members))
+        return [*out, self._run.record.publish(told, 0, now), *self._ask()]
+
+    def _said(self, member: Member, said: MemberMasks) -> tuple[list[Instruction], bool]:
         """A member has done its next step in the attempt. Return what others are told of that, and
         whether all hold, so that the masks may be lifted: that is to be written down before they
-        are asked (`ask`). Raises ValueError for shares that are none."""
+        are asked (`_ask`). Raises ValueError for shares that are none."""
         now = self._now
         if now is None or member.id not in now.members:
             return [], False
@@ -117,17 +126,17 @@ class SecureSums:
             return self._tell(member if known else None), False
         if said.holds:
             return [], now.holds(member.id)
-        if not said.revealed or not self.begun:
+        if not said.revealed or not self._versions.unmasked:
             return [], False
         known = now.masks is not None
         if now.revealed(member.id, _by_member(said.revealed)) is None:
             return [], False
         return self._tell(member if known else None), False
 
-    def ask(self) -> list[Instruction]:
+    def _ask(self) -> list[Instruction]:
         """Have members reveal: it is written down."""
         assert self._now is not None, "nothing is to be revealed"
-        assert self.begun, "it is not written down yet"
+        assert self._versions.unmasked, "it is not written down yet"
         self._now.begun = True
         return self._tell(None)
 

@@ -70,8 +70,8 @@ class _Again:
 
 
 class SumAudits:
-    """Audits of the round under way; not durable. `check`: who signed what; None: peers have no
-    certificates, and nothing is drawn. `secret`: of the draw, which no peer knows."""
+    """Audits of the round under way; not durable. `check`: who signed what. `secret`: of the draw,
+    which no peer knows."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SumAudits:
         view: RoundView,
         exchange: ExchangePlanner,
         claims: SignedClaims,
-        check: CheckStatement | None,
+        check: CheckStatement,
         secret: bytes,
     ) -> None:
         self._run, self._view, self._exchange, self._claims = run, view, exchange, claims
@@ -105,8 +105,6 @@ class SumAudits:
     def asks(self) -> list[Instruction] | ClaimVerdict | None:
         """Have sums added up again that are drawn, or one by all others where it was not the same:
         once each. None: nothing is, or all were the same."""
-        if self._check is None or not self._share:
-            return None
         if self.asked:
             return []
         if self._turn == 0:
@@ -198,7 +196,6 @@ class SumAudits:
     def _is_sound(self, segment: RoundSegment, by: PeerId, said: SumAudit) -> bool:
         """Whether what is said of a segment is of all its givers and, where it says that a part's
         sum is another, shows the receipts of these two for it."""
-        assert self._check is not None, "nothing is signed"
         if len(said.heard) != len(segment_of(segment).again):
             return False
         if not said.HasField("sum"):

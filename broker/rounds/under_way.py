@@ -4,28 +4,26 @@ attempt at its exchange goes. Nothing of it is durable: a broker that starts aga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
 from ...net.identity.statements import CheckStatement
-from ...proto.broker_pb2 import EXPORTING, BrokerMessage, RoundDone, RoundReport
+from ...proto.broker_pb2 import EXPORTING, BrokerMessage, RoundReport
 from ..events import Instruction, Tell
 from ..membership.member import Member
 from ..policies.policy import RoundPolicy
 from ..policies.round_view import PlannedAttempt, RoundView
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .attempts import Attempts
-from .claims import ClaimVerdict, SignedClaims
+from .attempts import Attempts, Grid
+from .claims import SignedClaims
 from .client_work import ClientWork
 from .contributions import Contributions, is_at_gate, is_short
-from .evaluations import Evaluations
 from .exchange_planner import ExchangePlanner
-from .grid import Grid
-from .saving import last_start
 from .secure_sums import SecureSums
 from .sum_audits import SumAudits
+from .versions import Evaluations, last_start
 
 __all__ = ["Readiness", "RoundUnderWay"]
 
@@ -57,18 +55,23 @@ class RoundUnderWay:
         """`check`, `secret`: as of `RoundCoordinator`. `since`: when the round began; None: an
         earlier start of the broker has begun it."""
         self.run, self.rounds, self.view, self.policy = run, run.rounds, view, policy
-        self._exchange = exchange
+        self._exchange, wish = exchange, run.submitted.requirements
         self.contributions = Contributions(run, policy, since)
         self.attempts = Attempts(run, view, policy, self.contributions, grid)
         self.evaluations = Evaluations(self.rounds, policy)
-        self.masks = SecureSums(run)
-        self.clients = ClientWork(run, view, policy, self.contributions)
-        self.claims = SignedClaims(run, view, check)
-        self.audits = SumAudits(run, view, exchange, self.claims, check, secret)
+        has_clients = wish.cohorts is not None
+        self.clients = ClientWork(run, view, policy, self.contributions) if has_clients else None
+        self.masks = SecureSums(run) if wish.cohorts is not None and wish.cohorts.secure else None
+        self.claims = SignedClaims(run, view, check) if check is not None else None
+        self.audits: SumAudits | None = None
+        if check is not None and self.claims is not None and wish.audit:
+            self.audits = SumAudits(run, view, exchange, self.claims, check, secret)
+        self.checks = [c for c in (self.claims, self.audits) if c is not None]
+        """What is asked of members before a version is committed, in order."""
         self._given_up = set[int]()
         """Replicas that an unmasked attempt does not wait for."""
         self.asked_at = 0.0
-        """When the attempt was unmasked, or members were asked for receipts or to add up again."""
+        """When members were asked for receipts or to add up again."""
         self._came, self._came_at = dict[tuple[PeerId, int], int](), -math.inf
         """By peer and term, how often something has come to it; and when that grew last."""
 
@@ -106,6 +109,7 @@ class RoundUnderWay:
         """When nobody waits for the attempt any more: it has its time, and goes on while something
         of it comes."""
         since, exchange = max(self.contributions.since or 0.0, self.asked_at), self._exchange
+        since = since if self.masks is None else max(since, self.masks.asked_at)
         flows = min(self._came_at + exchange.quiet_s, since + exchange.longest_s)
         return max(since + exchange.attempt_s, flows)
 
@@ -122,9 +126,10 @@ class RoundUnderWay:
     def begin_attempt(self, attempt: PlannedAttempt, ready: Sequence[int]) -> list[Instruction]:
         """The attempt is written down: make the plans of its members, and tell them."""
         self.view.plans |= self._exchange.plans(attempt.groups)
-        self.claims.begin()
-        self.audits.begin()
-        self.masks.begin((m.replica for m in attempt.members), self.view.plans)
+        for checks in self.checks:
+            checks.begin()
+        if self.masks is not None:
+            self.masks.begin((m.replica for m in attempt.members), self.view.plans)
         inside = {m.replica for m in attempt.members}
         self.view.disputes.left_out(n for n in ready if n not in inside)
         told = (*(n for n in ready if n in inside), *attempt.joiners)
@@ -144,9 +149,8 @@ class RoundUnderWay:
         if self.rounds.work.over and replica.record.phase == EXPORTING:
             starts.append(last_start(self.run, replica))
         told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
-        parts: tuple[Callable[[Member], list[Instruction]], ...]
-        parts = self.tell_plan, self.masks.tell, self.claims.tell, self.audits.tell
-        return [*told, *(instruction for tell in parts for instruction in tell(member))]
+        asks = [i for part in (self.masks, *self.checks) if part for i in part.tell(member)]
+        return [*told, *self.tell_plan(member), *asks]
 
     def let_wait(self, now: float, until: float) -> None:
         """Give replicas at the gate time, to `until` and as long as those take that they wait for:
@@ -162,34 +166,13 @@ class RoundUnderWay:
         """Wait no more for who has not made the version."""
         self._given_up.update(n for n in self.awaited if not self.view.has_made(n))
 
-    def accused(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
-        """Claims of the attempt differ: nothing comes of it."""
-        replicas, inside = self.run.replicas, self.rounds.versions.inside
-        of = {p: n for n in inside for p in replicas[n].record.peers}
-        self.view.troubled.update(of[p] for p in verdict.about if p in of)
-        return self.attempts.accused(verdict, of, now)
-
     @property
     def awaited(self) -> list[int]:
         """Members and joiners of the attempt that are to make its version."""
         versions, present = self.rounds.versions, self.present
         found = [m.replica for m in versions.members]
-        if self.masks.begun:
+        if versions.unmasked:
             gone = {m.replica for m in versions.members if self.attempts.is_gone(m)}
             found = [n for n in found if n not in gone | self._given_up]
         joiners = (n for n in versions.joiners if n not in self._given_up)
         return [*found, *(n for n in joiners if n in present)]
-
-    def done(self, version: int, equal: Sequence[int], now: float) -> RoundDone:
-        """Return the event of the commit. `version`: its hash; `equal`: replicas that made it, or
-        took it from others."""
-        done = self.attempts.done(version, equal, now)
-        members = [m.replica for m in self.rounds.versions.members]
-        for member in done.members if self.masks.begun else ():
-            member.term = member.term if member.replica in equal else 0  # it takes it from others
-        if (uploads := self.policy.uploads(self.view, members)) is not None:
-            done.uploads.CopyFrom(uploads)
-        done.lines.extend(self.policy.lines(self.view, members, done.exchange_s, now))
-        if (reports := self.policy.reports(self.view, members)) is not None:
-            done.clients.CopyFrom(reports)
-        return done

@@ -4,7 +4,7 @@ A checkpoint is a set of snapshots that lies with the broker, every `every` step
 one, whatever else the run does to survive; with "auto" whenever steps of half an hour are behind
 the one before, and none at the end, where the weights are. Every holder brings its own there,
 beside the training. One at a time: while it is on its way, no other is begun, and one that is due
-is left out. Of replicas that train apart it is of a version, and `broker/rounds/saving.py` says
+is left out. Of replicas that train apart it is of a version, and `broker/rounds/versions.py` says
 when one is due.
 """
 

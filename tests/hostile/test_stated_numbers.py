@@ -16,7 +16,7 @@ from shoal.broker.journal import barrier, journal
 from shoal.broker.membership import bounds, member
 from shoal.broker.options import BrokerOptions
 from shoal.broker.policies import disputes
-from shoal.broker.rounds import exchange_planner, grid
+from shoal.broker.rounds import attempts, exchange_planner
 from shoal.broker.service import blobs_service, calls, services
 from shoal.broker.service.door import front, reach, swarm
 from shoal.broker.service.door.front import MultiplexerLimits
@@ -152,7 +152,7 @@ STATED: dict[str, float] = {
     "32 rounds, and twice as long": disputes._LASTS,
     "four rounds: who was so less often": disputes._LASTS_OF_TWO,
     "63), with a note": disputes._MOST_OUT,
-    "sixteen rounds. - How long": grid._CALM,
+    "sixteen rounds. - How long": attempts._CALM,
     "four times as fast as the next one": planned_rounds.MOST_TIMES,
     "192 frames of one peer": receipts.MOST_RECEIPTS,
     "1,024 of them; sums with masks": exchange_planner.MOST_CLAIMS,

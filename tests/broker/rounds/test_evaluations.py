@@ -16,7 +16,7 @@ from shoal.broker.records.rounds import RoundRecord
 from shoal.broker.records.submitted import SubmittedRun
 from shoal.broker.records.version_ledger import VersionLedger
 from shoal.broker.records.work_ledger import WorkLedger
-from shoal.broker.rounds.evaluations import Evaluations, mean_of
+from shoal.broker.rounds.versions import Evaluations, mean_of
 from shoal.planner.requests.requirements import read_spec
 from shoal.proto.broker_pb2 import (
     Evaluation,

@@ -147,7 +147,7 @@ def test_a_peer_gives_nothing_to_a_sum_of_fewer(
     captured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the broker plans one."""
-    monkeypatch.setattr(SecureSums, "are_few", lambda *_: False)
+    monkeypatch.setattr(SecureSums, "why_few", lambda *_: "")
     lab, shares = in_shares(captured, 4, 4), Shares(monkeypatch)
     world, run = loses(lab, 4, {"p1"}, "it trains")
     events = world.events(run)
