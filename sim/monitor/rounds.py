@@ -72,7 +72,10 @@ class RoundCheck(Check):
                 for number in members:
                     done |= _numbers(work[number], ahead=False)
                 if places := [
-                    (w.behind, p) for w in map(work.get, members) if w for p in places_of(w.cohort)
+                    (w.behind, place)
+                    for w in map(work.get, members)
+                    if w and w.cohort
+                    for place in places_of(w.cohort)
                 ]:
                     if len(set(places)) < len(places):
                         raise Broken("I2", f"{run} has a client twice in one round: {places}")
