@@ -7,7 +7,7 @@ holders of other replicas, and the next version.
     frames              its frames; in any thread (`round_frames.py`)
     exchange()          what this peer gives to itself is added
     answer(asked), answer_audit(order)  receipts, and what came of sums that are added up again
-    hear(told), unmask()  where sums are masked: what the broker told of masks, and what is done
+    unmask()            where sums are masked: what the broker told of masks is done
     apply()             the next version is made, and in the stages unless local steps go on
     bend(step), stepped(step)  a step of a client: before its update, and behind it
     carry_out(kind)     one of the last three; or the version is in the stages for an evaluation
@@ -111,7 +111,8 @@ class RoundWork(Generic[V]):
             case e.JoinExchange(plan=plan, wiring=wiring):
                 self.join(plan, wiring)
             case e.HearMasks(told=told):
-                self.hear(told)
+                assert self._masks is not None, "sums are not masked"
+                self._masks.hear(told)
             case e.ShowReceipts(run, term, asked):
                 return e.ReceiptsShown(run, term, self.answer(asked))
             case e.ShowAgain(wiring=wiring):
@@ -242,11 +243,6 @@ class RoundWork(Generic[V]):
             if by == self.peer:
                 attempt.add(part, self.peer, given, block)
         return RoundResult(masks=dealt)
-
-    def hear(self, told: broker_pb2.RoundMasks) -> None:
-        """Take what the broker tells of masks, for the next `unmask`."""
-        assert self._masks is not None, "sums are not masked"
-        self._masks.hear(told)
 
     def unmask(self) -> RoundResult:
         """Does with masks what was told: opens shares that are sealed for this one, reveals them,

@@ -2,7 +2,7 @@
 up, noise is added to that, and it is divided by how many a round asks (McMahan et al. 2018,
 1710.06963, algorithm 1). A move that is no finite number is none. Noise is added once, or by each
 who gives (Kairouz, Liu, Steinke 2021, 2102.06387). Words of noise are those of simulations
-(`dag/rounds/noise.py`, `dag/rounds/discrete_gaussian.py`), made once more.
+(`dag/rounds/noise.py`), made once more.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.discrete_gaussian import discrete_gaussian
+from shoal.dag.rounds.noise import discrete_gaussian
 from shoal.sim.plain.hidden import share_of
 
 KEY = bytes(range(32))
