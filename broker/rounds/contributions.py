@@ -8,14 +8,13 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...planner.replicas.rounds import MOST_TIMES
-from ...proto.broker_pb2 import WAITING, RoundReport
-from ..membership.member import Member
+from ...proto.broker_pb2 import WAITING
 from ..policies.policy import RoundPolicy
 from ..records.rounds import RoundRecord
 from ..runs.replica import Replica
 from ..runs.run import Run
 
-__all__ = ["Contributions", "goes_on", "is_at_gate", "is_short", "standing"]
+__all__ = ["Contributions", "is_at_gate", "is_short", "standing"]
 
 _SHORT = frozenset({"peers", "memory", "queue"})
 """Why a replica waits that nobody else waits for."""
@@ -31,29 +30,6 @@ def is_at_gate(rounds: RoundRecord, replica: Replica) -> bool:
     """Whether it waits in front of its next step, with or without a contribution."""
     record = replica.record
     return record.committed >= rounds.work.gate(record.number, record.term)
-
-
-def goes_on(
-    replica: Replica,
-    rounds: RoundRecord,
-    member: Member,
-    said: RoundReport,
-    now: float,
-    *,
-    evaluates: bool,
-) -> None:
-    """Moves a replica's deadline where a holder is further than before in what is to be done: in an
-    evaluation, if it `evaluates` in this round, or in the exchange, once all of its steps are
-    done."""
-    versions = rounds.versions
-    if said.HasField("evaluation"):
-        due = said.round == versions.round and evaluates
-    else:
-        due = is_at_gate(rounds, replica)
-    if due:
-        at = min(said.round, versions.round), min(said.attempt, max(1, versions.attempt))
-        what = "evaluation" if said.HasField("evaluation") else "round"
-        replica.lifecycle.deadline.further(member.id, what, at, now)
 
 
 def standing(rounds: RoundRecord, replica: Replica) -> Hashable:

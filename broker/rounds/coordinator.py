@@ -51,7 +51,7 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Grid
 from .claims import ClaimVerdict
-from .contributions import goes_on, standing
+from .contributions import standing
 from .exchange_planner import ExchangePlanner
 from .under_way import RoundUnderWay
 from .versions import Evaluations, finish, save_version
@@ -279,8 +279,7 @@ class RoundCoordinator:
         stale = said.term != replica.record.term or not there
         if stale or member.id not in replica.record.peers or self.run.ended:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
-        evaluates = number in self._policy.evaluators(rounds)
-        goes_on(replica, rounds, member, said, now, evaluates=evaluates)
+        self._round.further(member, replica, said, now)
         known = said.round == (rounds.versions.round if said.attempt else replica.context.round)
         if said.HasField("evaluation"):
             kept = known and self._round.evaluations.add(number, said.evaluation)

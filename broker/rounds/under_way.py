@@ -113,6 +113,20 @@ class RoundUnderWay:
         flows = min(self._came_at + exchange.quiet_s, since + exchange.longest_s)
         return max(since + exchange.attempt_s, flows)
 
+    def further(self, member: Member, replica: Replica, said: RoundReport, now: float) -> None:
+        """Move a replica's deadline where a holder is further than before in what is to be done: in
+        an evaluation, if it evaluates in this round, or in the exchange, once all of its steps are
+        done."""
+        versions, what = self.rounds.versions, "round"
+        if said.HasField("evaluation"):
+            evaluators, what = self.policy.evaluators(self.rounds), "evaluation"
+            due = said.round == versions.round and replica.record.number in evaluators
+        else:
+            due = is_at_gate(self.rounds, replica)
+        if due:
+            at = min(said.round, versions.round), min(said.attempt, max(1, versions.attempt))
+            replica.lifecycle.deadline.further(member.id, what, at, now)
+
     def goes_on(self, member: Member, number: int, said: RoundReport, now: float) -> None:
         """Something of the attempt has come to a peer of a replica, which lacks what it lacks no
         more: it says so anew if nothing comes."""

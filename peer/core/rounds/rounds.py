@@ -152,7 +152,7 @@ class Rounds:
         return self._begun(start)
 
     def goes_on(self, now: float) -> list[e.Instruction]:
-        """What is to be done in front of the next action."""
+        """Do what is to be done in front of the next action."""
         steps = self._steps
         if steps.waits and self._waits_since is None:
             self._waits_since = now
