@@ -39,9 +39,7 @@ class Broker:
     """Audits of round after round among `names`, one attempt each, of one segment that each of
     them adds up."""
 
-    def __init__(
-        self, names: list[str], share: float, secret: bytes = b"", check: Any = check_named
-    ):
+    def __init__(self, names: list[str], share: float, secret: bytes = b"") -> None:
         self.names, ends = names, range(0, 10 * len(names), 10)
         segments = [
             RoundSegment(
@@ -75,8 +73,8 @@ class Broker:
         view: Any = SimpleNamespace(plans=plans, made={}, rounds=rounds, disputes=self.disputes)
         planner = ExchangePlanner.__new__(ExchangePlanner)
         planner._dial = lambda *_: None  # type: ignore[method-assign]
-        self.claims = SignedClaims(run, view, check)
-        self.audits = SumAudits(run, view, planner, self.claims, check, secret)
+        self.claims = SignedClaims(run, view, check_named)
+        self.audits = SumAudits(run, view, planner, self.claims, check_named, secret)
 
     def orders(self, found: Any) -> dict[str, RoundAudit]:
         """By member, what it is told."""
@@ -115,7 +113,6 @@ def test_segments_are_drawn_with_the_share_that_was_asked_and_by_no_adder() -> N
     assert [again.drawn(n) for n in rounds[:200]] == [broker.drawn(n) for n in rounds[:200]]
     assert [other.drawn(n) for n in rounds[:200]] != [broker.drawn(n) for n in rounds[:200]]
     assert not Broker(names, 0.0).drawn(1)
-    assert not Broker(names, 1.0, check=None).drawn(1)
     assert not Broker(names[:2], 1.0).drawn(1)
     assert len(Broker(names[:3], 1.0).drawn(1)) == 3
 

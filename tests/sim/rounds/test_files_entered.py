@@ -36,7 +36,8 @@ def files_entered(rounds: Rounds, **tables: Any) -> set[str]:
 
 
 def test_a_round_of_diloco_enters_few_files_and_the_page_names_each(rounds: Rounds) -> None:
-    """Masks, signatures, clients, places and noise are entered by rounds that have some."""
+    """Masks, claims, clients, places and noise are entered by rounds that have some. The share of
+    sums that are added up again is the default, and nothing is signed: so nothing is drawn."""
     sync, train = {"kind": "local", "method": "diloco"}, {"steps": 6}
     entered = files_entered(rounds, sync=sync, train=train)
     assert len(entered) <= MOST, "\n".join(["entered:", *sorted(entered)])
