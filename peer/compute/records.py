@@ -163,7 +163,7 @@ class Records:
         if work.rounds is None:
             return
         of_rounds = {n: t for n, t in self.tensors.items() if n.startswith("round:")}
-        lost = [v for v in work.rounds.values if f"round:{v}:base" not in of_rounds]
+        lost = [v for v in work.rounds.entries if f"round:{v}:base" not in of_rounds]
         if of_rounds and lost:
             raise SnapshotError(f"the snapshots lack what rounds began with of {lost[0]!r}")
         work.rounds.load(of_rounds, anew=work.order.anew)

@@ -162,18 +162,16 @@ class RoundAttempt(Generic[V]):
     def give(self, part: Span, mine: Pieces[V], block: int) -> WrittenPart[V]:
         """Return what this peer gives of a part, or of a block of it, and sign that. Raises
         LargeContributionError, TensorSpecError for clients that are not there."""
-        given = self._give(part, mine, block)
+        if self.wiring.by_client:
+            rows = self.wiring.blocks(part, self.peer)[block]
+            coding = PartCoding(self._algebra.vector, "none", rows=len(rows))
+            given = self._algebra.give_rows(part, mine, rows, self.plan, coding)
+        else:
+            given = self._algebra.give(part, mine, self.plan, self.codings[GIVE])
+            given = given if self._masks is None else self._masked(part, given, self._masks)
         if self.receipts is not None:
             self.receipts.sign(GIVE, part, block, given.buffers)
         return given
-
-    def _give(self, part: Span, mine: Pieces[V], block: int) -> WrittenPart[V]:
-        if not self.wiring.by_client:
-            given = self._algebra.give(part, mine, self.plan, self.codings[GIVE])
-            return given if self._masks is None else self._masked(part, given, self._masks)
-        rows = self.wiring.blocks(part, self.peer)[block]
-        coding = PartCoding(self._algebra.vector, "none", rows=len(rows))
-        return self._algebra.give_rows(part, mine, rows, self.plan, coding)
 
     def _masked(self, part: Span, given: WrittenPart[V], masks: MaskedSums) -> WrittenPart[V]:
         """Mask a contribution. Raises LargeContributionError."""

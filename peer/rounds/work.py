@@ -60,7 +60,7 @@ V = TypeVar("V")
 
 
 class RoundWork(Generic[V]):
-    """Rounds of `peer`. `copies`: by value, an entry in each of its `stages` that has it, as the
+    """Rounds of `peer`. entries: what is known of those that are here. `copies`: by value, an entry in each of its `stages` that has it, as the
     algebra reads and writes them."""
 
     def __init__(
@@ -80,8 +80,8 @@ class RoundWork(Generic[V]):
         self.algebra, self.local, self.peer = algebra, local, peer
         self.vector, self._settings, self._masks = algebra.vector, settings, masks
         self._receipts = receipts
-        self._entries = HeldEntries(algebra, stages, copies)
-        self.frames = RoundFrames(peer, algebra, self._entries)
+        self.entries = HeldEntries(algebra, stages, copies)
+        self.frames = RoundFrames(peer, algebra, self.entries)
         self._round, self._ahead, self._fragment = -1, False, 0
         self._clients_moved = 0.0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
@@ -89,16 +89,7 @@ class RoundWork(Generic[V]):
     @property
     def size_bytes(self) -> int:
         """Bytes that are kept from round to round."""
-        return (self._settings.kept_bytes + self.local.kept_bytes) * self._entries.elements
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """Names of the entries that are here."""
-        return tuple(self._entries)
-
-    def versions(self) -> dict[str, int]:
-        """By value, the hash of the version that the round began with, with its shared state."""
-        return self._entries.versions()
+        return (self._settings.kept_bytes + self.local.kept_bytes) * self.entries.elements
 
     # ------------------------------------------------------------ rounds
 
@@ -130,7 +121,7 @@ class RoundWork(Generic[V]):
         if self._masks is not None:
             self._masks.begin(start.round)
         self.frames.end_before(start.round)
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
             if start.afresh:
@@ -140,13 +131,13 @@ class RoundWork(Generic[V]):
     def _set_aside(self) -> None:
         """Go back to the version, for more clients of the round."""
         self.local.set_aside()
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.put(entry.version.values)
             entry.given = None
 
     def bend(self, step: int) -> None:
         """Have the method draw parameters to the version, by their gradients of an own step."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             for copy in entry.copies:
                 self.local.bend(step, copy, entry.version.values)
 
@@ -154,7 +145,7 @@ class RoundWork(Generic[V]):
         """Return whether a client ends with an own step, whose update is in the stages: it is taken
         down, and the stages go back to the version."""
         weight = self.local.ends(step)
-        for value, entry in self._entries.items() if weight else ():
+        for value, entry in self.entries.items() if weight else ():
             if entry.owned:
                 self.local.add(value, entry.now, entry.version.values, step)
             entry.put(entry.version.values)
@@ -171,7 +162,7 @@ class RoundWork(Generic[V]):
                 return self.unmask()
             case Kind.APPLY:
                 return self.apply()
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.show() if kind is Kind.SHOW else entry.land()
         return RoundResult()
 
@@ -179,10 +170,10 @@ class RoundWork(Generic[V]):
         """Takes down what was moved; once in a round."""
         drift, strategy = 0.0, self.algebra.strategy
         whole = self._ahead or strategy.apart or strategy.mix > 0.0
-        if all(entry.given is None for entry in self._entries.values()):
-            shared = {value: e.version.state for value, e in self._entries.items()}
+        if all(entry.given is None for entry in self.entries.values()):
+            shared = {value: e.version.state for value, e in self.entries.items()}
             self._clients_moved = self.local.work(shared)
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
             if entry.given is None:
@@ -207,7 +198,7 @@ class RoundWork(Generic[V]):
 
     def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
         """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.applied, entry.replaces = None, False
         self.algebra.strategy.planned(plan.share, self.local.to_gradient)
         receipts = self._receipts(plan) if self._receipts is not None else None
@@ -230,7 +221,7 @@ class RoundWork(Generic[V]):
                 return RoundResult(code="refused", why=str(error))
         for part, by, block in attempt.wiring.gives:
             try:
-                mine = self._entries.of_part(part, lambda e: e.given)
+                mine = self.entries.of_part(part, lambda e: e.given)
             except KeyError as lacks:
                 return _missing(f"no contribution of {lacks.args[0]} was taken down here")
             try:
@@ -257,23 +248,23 @@ class RoundWork(Generic[V]):
         """Makes the next version of what came; nothing changes unless all of it is here."""
         attempt, plan = self._joined, self._joined.plan
         made, moved = dict[str, EntryVersion[V]](), 0.0
-        for entry, whole in self._entries.gathered(attempt.came(VERSION)):
+        for entry, whole in self.entries.gathered(attempt.came(VERSION)):
             made[entry.entry.value] = self.algebra.taken(entry, whole)
-        for entry, mean in self._entries.gathered(attempt.came(RESULT)):
+        for entry, mean in self.entries.gathered(attempt.came(RESULT)):
             made[entry.entry.value] = self.algebra.meet(entry, mean, attempt.codings[GIVE])
             if self._settings.cohorts is not None and entry.owned:
                 moved += self.algebra.moved_by(entry, mean)
         gets = bool(attempt.wiring.gets)
-        for value, entry in self._entries.items():
+        for value, entry in self.entries.items():
             if (gets or self.vector.is_in(entry.entry, plan.fragment)) and value not in made:
                 return _missing(f"{entry.entry.name} has not all come that the plan has come here")
         for value, version in made.items():
-            entry = self._entries[value]
+            entry = self.entries[value]
             entry.round = plan.round
             entry.apply(version, beside=self._ahead, whole=gets, final=plan.final)
         attempt.applied = True
-        now = {value: e.applied or e.version for value, e in self._entries.items()}
-        hashes = self._entries.hashes(now)
+        now = {value: e.applied or e.version for value, e in self.entries.items()}
+        hashes = self.entries.hashes(now)
         return RoundResult(
             hashes=hashes,
             said=attempt.receipts.statement(hashes) if attempt.receipts is not None else None,
@@ -299,7 +290,7 @@ class RoundWork(Generic[V]):
         """Return what it goes on from; nobody may write to the values."""
         found = {
             f"round:{value}:{part}": values
-            for value, entry in self._entries.items()
+            for value, entry in self.entries.items()
             for part, values in entry.parts().items()
         }
         return found | {f"round:{name}": values for name, values in self.local.state().items()}
@@ -312,7 +303,7 @@ class RoundWork(Generic[V]):
         sums: dict[str, V] = {}
         for name, values in states.items():
             value, _, part = name.removeprefix("round:").rpartition(":")
-            if not name.startswith("round:") or (entry := self._entries.get(value)) is None:
+            if not name.startswith("round:") or (entry := self.entries.get(value)) is None:
                 continue
             if not part.startswith(SUM):
                 found.setdefault(value, {})[part] = values
@@ -320,7 +311,7 @@ class RoundWork(Generic[V]):
                 sums[f"{value}:{part}"] = values
         self.local.load(sums)
         for value, parts in found.items():
-            self._entries[value].load(parts, anew=anew)
+            self.entries[value].load(parts, anew=anew)
 
     # ------------------------------------------------------------ inside
 
@@ -332,7 +323,7 @@ class RoundWork(Generic[V]):
     def __repr__(self) -> str:
         attempt = self.frames.attempt
         return (
-            f"<RoundWork round {self._round}, {len(self._entries)} of {len(self.vector.entries)} "
+            f"<RoundWork round {self._round}, {len(self.entries)} of {len(self.vector.entries)} "
             f"entries, attempt {attempt.plan.attempt if attempt else 'none'}>"
         )
 

@@ -130,7 +130,7 @@ class RoundCheck(Check):
         # What one did by itself before it was lost, nobody need have.
         group = (own, term) if self._apart.get((run, number)) else (-1, 0)
         known = self._versions.setdefault((run, number, group), {})
-        for value, hash_ in device.rounds.versions().items():
+        for value, hash_ in device.rounds.entries.versions().items():
             before, whose = known.setdefault(value, (hash_, who))
             if before != hash_:
                 raise Broken(

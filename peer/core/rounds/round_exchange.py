@@ -168,13 +168,10 @@ class RoundExchange:
         lacks = found.get(code, [])
         return [*dict.fromkeys(peer for _, peer in sorted(lacks))], code if lacks else "unsummed"
 
-    @property
-    def leaves(self) -> bool:
-        """Whether results wait for the own contribution to leave."""
-        return bool(self._leaving)
-
     def waits_no_longer(self) -> list[e.Instruction]:
         """Send what waits until the own contribution has left, as far as it is there."""
+        if not self._leaving:
+            return []
         self._leaving = set()
         parts = self.wiring.adds if self._together and self.begun else ()
         return [i for part in parts if self._is_summed(part) for i in self._summed(part)]

@@ -374,7 +374,7 @@ class Rounds:
             return [e.SetTimer("round", until)]
         if exchange.again is not None and (told := exchange.again.lacks()):
             return told
-        waited = exchange.waits_no_longer() if exchange.leaves else []
+        waited = exchange.waits_no_longer()
         plan = exchange.plan
         if self._applied or self._holds or plan is None or not exchange.begun:
             return waited

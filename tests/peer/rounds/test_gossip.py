@@ -25,7 +25,7 @@ def entries(replica):
     """By value, all of it that is in the replica's stages: tied ones once for each."""
     found = {}
     for device in replica.devices.values():
-        for value, e in device._work.rounds._entries.items():
+        for value, e in device._work.rounds.entries.items():
             found.setdefault(value, []).append(e)
     return found
 

@@ -29,7 +29,7 @@ ALL = {"density": 1.0, "bits": 32, "decay": 0.0, "lr": 1.0}
 def entries(replica):
     """Parameters of a replica's stages, where they belong."""
     works = [device._work.rounds for device in replica.devices.values()]
-    found = {value: e for w in works for value, e in w._entries.items() if e.owned}
+    found = {value: e for w in works for value, e in w.entries.items() if e.owned}
     return {value: e for value, e in found.items() if not e.entry.is_buffer}
 
 

@@ -99,8 +99,7 @@ class Watched:
     def _look(self, peer: str) -> None:
         work = self.world.peers[peer].device.rounds
         moved = [
-            float((entry.now - entry.version.values).abs().max())
-            for entry in work._entries.values()
+            float((entry.now - entry.version.values).abs().max()) for entry in work.entries.values()
         ]
         self.stages[peer] = max(moved)
         assert not any("given" in name for name in work.state()), "a snapshot has a contribution"
