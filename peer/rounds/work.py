@@ -60,8 +60,8 @@ V = TypeVar("V")
 
 
 class RoundWork(Generic[V]):
-    """Rounds of `peer`. entries: what is known of those that are here. `copies`: by value, an entry in each of its `stages` that has it, as the
-    algebra reads and writes them."""
+    """Rounds of `peer`. entries: what is known of those that are here. `copies`: by value, an entry
+    in each of its `stages` that has it, as the algebra reads and writes them."""
 
     def __init__(
         self,

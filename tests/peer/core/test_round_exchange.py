@@ -85,7 +85,6 @@ def test_results_wait_for_the_own_contribution_and_not_for_ever() -> None:
     assert sent(at.begins(), GIVE) == {B}
     for p in (B, C, D):
         assert not sent(at.arrived(key(p, A, GIVE, FIRST), 3), RESULT)
-    assert at.leaves
     assert sent(at.waits_no_longer(), RESULT) == {B, C, D}
-    assert not at.leaves
+    assert at.waits_no_longer() == []
     assert not sent(at.acknowledged(key(A, B, GIVE, SECOND), 1.0, 2.0), RESULT), "once"
