@@ -39,7 +39,8 @@ class Readiness:
 
 
 class RoundUnderWay:
-    """One round of a run, from its begin to its commit."""
+    """One round of a run, from its begin to its commit. clients, masks, claims, audits: None where
+    the run has none of these."""
 
     def __init__(
         self,
