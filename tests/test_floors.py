@@ -71,8 +71,8 @@ ORDER = {
         < keeping options rates run_links step < reports rounds weights_export
         < part < assignment attachment < drain part_events < machine""",
     "peer/rounds": """
-        coding local < methods < part_algebra < algebra gathered < attempt tensors < round_frames
-        < work""",
+        coding local < methods < part_algebra < algebra gathered < attempt tensors
+        < client_tensors round_frames < work""",
     "peer/data": """
         manifest paced < columns_of_files file_types sample_keys sampler < array_files reader
         shard_writer < sources < partition survey""",

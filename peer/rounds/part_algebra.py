@@ -97,12 +97,14 @@ class PartAlgebra(Protocol[V]):
     ) -> WrittenPart[V]:
         """Write these clients' contributions to a part, of those that are given. Raises
         LargeContributionError, TensorSpecError for clients that are not there."""
+        raise TypeError("no client's contribution comes by itself here")
 
     def combined(
         self, came: Mapping[Span, Sequence[tuple[int, V]]], plan: broker_pb2.RoundPlan
     ) -> Mapping[Span, V]:
         """Return what is made of clients' contributions, by part that is added up here. `came`: in
         the order of clients, how many of them a value has, and it."""
+        raise TypeError("no client's contribution comes by itself here")
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[V]:
         """Return the sum of a part to which nothing has been added."""

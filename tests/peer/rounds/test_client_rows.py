@@ -20,8 +20,8 @@ from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.core.rounds.round_exchange import segments_of
 from shoal.peer.rounds.attempt import RoundAttempt
+from shoal.peer.rounds.client_tensors import ClientTensors
 from shoal.peer.rounds.round_frames import most_of_any
-from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto import broker_pb2 as pb
 from shoal.tests.peer.conftest import arrived
 
@@ -55,7 +55,7 @@ def attempts(aggregate="median"):
     found = []
     for peer in WEIGHTS:
         wired = wiring(VECTOR, segments_of(plan), peer, by_client=True)
-        found.append(RoundAttempt(plan, wired, peer, TensorAlgebra(VECTOR, settings, "r.0")))
+        found.append(RoundAttempt(plan, wired, peer, ClientTensors(VECTOR, settings, "r.0")))
     rows = torch.randn(5, 13, generator=torch.Generator().manual_seed(3))
     rows[:, 6:10] = COUNTS.view(torch.float32)
     return (*found, rows)

@@ -14,8 +14,8 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.job import Job
 from shoal.job.rounds import RoundSettings
+from shoal.peer.rounds.client_tensors import ClientTensors
 from shoal.peer.rounds.coding import CountedCoding
-from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto.broker_pb2 import RoundPlan
 
 SIZES = {"param:w": 3000, "param:b": 7, "buffer:norm.mean": 5}
@@ -44,8 +44,8 @@ def rounds() -> RoundSettings:
     return job.rounds
 
 
-def algebra() -> TensorAlgebra:
-    return TensorAlgebra(vector(), rounds(), "r-1")
+def algebra() -> ClientTensors:
+    return ClientTensors(vector(), rounds(), "r-1")
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 99))

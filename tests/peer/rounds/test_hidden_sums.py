@@ -17,7 +17,7 @@ from shoal.job.clients.partitioning import Partitioning
 from shoal.job.rounds import RoundSettings
 from shoal.peer.federated.cohort import Trained
 from shoal.peer.federated.local_cohort import hidden_mean
-from shoal.peer.rounds.tensors import TensorAlgebra
+from shoal.peer.rounds.client_tensors import ClientTensors
 from shoal.proto.broker_pb2 import RoundPlan
 from shoal.sim.plain.hidden import share_of
 
@@ -40,7 +40,7 @@ def algebra(replica="r.0", shares=None, **key):
         partition=Partitioning(kind="iid", clients=40), labels="", clients=40, per_round=PER_ROUND,
         weight="equal", privacy=privacy, secure=shares is not None,
     )  # fmt: skip
-    return TensorAlgebra(VECTOR, RoundSettings(method="fedavg", cohorts=cohorts), replica, **key)
+    return ClientTensors(VECTOR, RoundSettings(method="fedavg", cohorts=cohorts), replica, **key)
 
 
 def given_by(own, plan, values, weight, part=WHOLE):

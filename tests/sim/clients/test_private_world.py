@@ -17,7 +17,7 @@ from shoal.client import submission
 from shoal.dag.rounds.vector import Span
 from shoal.job import Job
 from shoal.job.clients.client_privacy import SPARE_SUMS, ClientPrivacy
-from shoal.peer.rounds.tensors import TensorAlgebra
+from shoal.peer.rounds.client_tensors import ClientTensors
 from shoal.proto.broker_pb2 import DONE, FAILED, RoundPlan
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.plain.client_loops import train_cohorts
@@ -110,9 +110,9 @@ class Drawn:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sums: dict[tuple[int, int, Span], set[tuple[Any, ...]]] = {}
-        whole = TensorAlgebra.sum
+        whole = ClientTensors.sum
 
-        def sum_(algebra: TensorAlgebra, part: Span, plan: RoundPlan) -> Any:
+        def sum_(algebra: ClientTensors, part: Span, plan: RoundPlan) -> Any:
             givers = [
                 tuple((g.peer, g.weight) for g in s.givers)
                 for s in plan.segments
@@ -121,7 +121,7 @@ class Drawn:
             self.sums.setdefault((plan.round, plan.attempt, part), set()).add(*givers[:1])
             return whole(algebra, part, plan)
 
-        monkeypatch.setattr(TensorAlgebra, "sum", sum_)
+        monkeypatch.setattr(ClientTensors, "sum", sum_)
 
     @property
     def attempts(self) -> set[tuple[int, int]]:
