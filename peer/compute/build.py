@@ -38,8 +38,9 @@ from ..data.reader import Reader
 from ..federated.client_states import ClientStates
 from ..host.profile import available_host_bytes
 from ..optimizers.loss_scaler import LossScaler
-from ..rounds.client_tensors import algebra_of
+from ..rounds.client_tensors import ClientTensors
 from ..rounds.local import LocalSteps
+from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
 from ..secure.attempt_receipts import AttemptReceipts, ReceiptsOf
 from ..secure.masked_sums import MaskedSums, MemberOf
@@ -342,7 +343,11 @@ def _rounds(
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
     settings = order.training.rounds
-    algebra = algebra_of(vector, settings, order.run, noise_key)
+    algebra = (
+        TensorAlgebra(vector, settings, order.run)
+        if settings.cohorts is None
+        else ClientTensors(vector, settings, order.run, noise_key)
+    )
     masks = None
     if settings.secure:
         if member_of is None:

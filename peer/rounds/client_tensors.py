@@ -32,19 +32,10 @@ from .methods.round_strategies import codings_of, positions_of
 from .part_algebra import Buffers, EntryVersion, OnIntegers, Pieces, WrittenPart
 from .tensors import TensorAlgebra
 
-__all__ = ["ClientTensors", "algebra_of"]
+__all__ = ["ClientTensors"]
 
 _MOVED = "moved"
 """The slot of what the last version moved, where positions of numbers follow from that."""
-
-
-def algebra_of(
-    vector: RunVector, settings: RoundSettings, replica: str, noise_key: StreamKey = secret_key
-) -> TensorAlgebra:
-    """Return what a holder's rounds compute with. Raises as `TensorAlgebra` and `ClientTensors`."""
-    if settings.cohorts is None:
-        return TensorAlgebra(vector, settings, replica)
-    return ClientTensors(vector, settings, replica, noise_key)
 
 
 class ClientTensors(TensorAlgebra):
