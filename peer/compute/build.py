@@ -342,22 +342,17 @@ def _rounds(
         named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
-    settings = order.training.rounds
-    algebra = (
-        TensorAlgebra(vector, settings, order.run)
-        if settings.cohorts is None
-        else ClientTensors(vector, settings, order.run, noise_key)
-    )
-    masks = None
-    if settings.secure:
+    settings, cohorts = order.training.rounds, order.training.rounds.cohorts
+    of, masks = (vector, settings, order.run), None
+    algebra = TensorAlgebra(*of) if cohorts is None else ClientTensors(*of, noise_key)
+    if cohorts is not None and cohorts.secure:
         if member_of is None:
             raise SettingsError(
                 "sync.secure",
                 f"is true, and {order.peer} has no certificate to sign keys with: expected a "
                 "network without --insecure",
             )
-        fewest = settings.cohorts.fewest if settings.cohorts is not None else 1
-        masks = MaskedSums(order.peer, run_of(order.run), member_of, fewest)
+        masks = MaskedSums(order.peer, run_of(order.run), member_of, cohorts.fewest)
     return RoundWork(
         algebra,
         settings,
