@@ -119,10 +119,10 @@ def test_a_codec_that_there_is_not_is_refused_before_anything_is_read(
 ) -> None:
     job = Job(
         model={"factory": "m.py:make"},
-        data={"kind": "arrays", "source": "x.npz", "partition": {"kind": "iid", "clients": 4}},
-        sync={"kind": "federated"} if role == "sync" else {},
+        data={"kind": "arrays", "source": "x.npz"},
+        sync={"kind": "local", "method": "diloco"} if role == "sync" else {},
         codec={role: text},
-        **{"rounds" if role == "sync" else "steps": 3},
+        steps=3,
     )
     with pytest.raises(SettingsError, match=f"codec.{role}.*{problem}"):
         draft(job)
