@@ -1,7 +1,7 @@
 """Uploads of hosts whose uplinks are unlike, by BCRS (2408.14736), as real processes: a broker and
 20 peers on shaped paths, each with data of its own.
 
-    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 4] [--results int8] [--json FILE]
+    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 4] [--results int8]
 
 Uplinks are 0.5 to 20 Mbit/s, evenly apart, and every way takes 25 ms; the broker measures all that
 by itself, in the first round by its probes, and then by the uploads of rounds gone by. The least
@@ -15,8 +15,8 @@ An upload lasts from when its host begins to when the last of its frames is ackn
     uploads_spread_all   of those that add up as well, after the first round: their own results, and
                          the contributions of all others, go through the same cores meanwhile
     uploads_seconds      the longest upload of those in uploads_spread
-    exchange_seconds     from when a round closed to when it was committed, in the median round: what
-                         comes back is in it, all numbers, which --results writes in a codec
+    exchange_seconds     from when a round closed to when it was committed, in the median round, with
+                         all numbers that come back, which --results writes in a codec
     uploads_of_fedavg    how long the slowest would take for all numbers, by its uplink
     uploads_wait         how many threads stood ready and had no core, in the mean from when a round
                          closed to when it was committed; and for each round on standard error
@@ -198,7 +198,8 @@ def figures(
         longest.append(max(u.ended_s - u.began_s for u in senders))
         print(
             f"round {number}: spread {spreads[-1]:.2f} of {len(senders)}, {all_of[-1]:.2f} of all "
-            f"{len(unclamped)}, the longest {longest[-1]:.1f} s of {s:.1f}; {waited:.1f} threads waited",
+            f"{len(unclamped)}, the longest {longest[-1]:.1f} s of {s:.1f}; {waited:.1f} "
+            "threads waited",
             file=sys.stderr,
         )
     alone = 4 * ELEMENTS / (LEAST * MBIT)
