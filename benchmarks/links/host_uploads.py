@@ -15,8 +15,8 @@ An upload lasts from when its host begins to when the last of its frames is ackn
     uploads_spread_all   of those that add up as well, after the first round: their own results, and
                          the contributions of all others, go through the same cores meanwhile
     uploads_seconds      the longest upload of those in uploads_spread
-    exchange_seconds     from when a round closed to when it was committed, in the median round, with
-                         all numbers that come back, which --results writes in a codec
+    exchange_seconds     from when a round closed to when it was committed, in the median round: all
+                         numbers come back in it, which --results writes in a codec
     uploads_of_fedavg    how long the slowest would take for all numbers, by its uplink
     uploads_wait         how many threads stood ready and had no core, in the mean from when a round
                          closed to when it was committed; and for each round on standard error
