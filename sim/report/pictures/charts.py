@@ -137,7 +137,8 @@ def curves(
     for x in ticks(first, last, 8):
         if across_text is not None or x == int(x):
             said = f"{x:.0f}" if across_text is None else across_text(x)
-            anchor: Anchor = "end" if across(x) + width_of(said, 11) / 2 > WIDTH - _ROOM else "middle"
+            ends = across(x) + width_of(said, 11) / 2
+            anchor: Anchor = "end" if ends > WIDTH - _ROOM else "middle"
             picture.add(Label(across(x), bottom + 16, said, 11, "faint", anchor))
     picture.add(Label(right, HEIGHT - 4, unit, 11, "faint", "end"))
     for x in marks[:100]:
