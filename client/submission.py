@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..compression.codec import parse
+from ..compression.codec import is_stateful, parse
 from ..dag.analysis.samples import why_samples_meet
 from ..dag.capture.capture import Captured, capture
 from ..dag.capture.proof import Alone
@@ -234,17 +234,22 @@ def _pretrained(
 
 
 def _check_codecs(job: Job) -> None:
-    """Raises SettingsError for the text of a codec that there is not: the broker would say so after
-    the upload."""
-    for role in ("default", "activation", "activation_grad", "grad"):
-        text = getattr(job.codec, role)
-        if text in (None, "none", "adatopk", "auto"):
+    """Raises SettingsError for the text of a codec that there is not, or of one that rounds cannot
+    have: broker and peers would say so after the upload."""
+    for role in ("default", "activation", "activation_grad", "grad", "sync"):
+        text, key = getattr(job.codec, role), f"codec.{role}"
+        if text in (None, "none") or (text in ("adatopk", "auto") and role != "sync"):
             continue
         try:
-            parse(text)
+            codec = parse(text)
         except ValueError as error:
-            key = f"codec.{role}"
             raise SettingsError(key, f'is "{text}", which is no codec: {error}') from None
+        if role == "sync" and is_stateful(codec):
+            raise SettingsError(
+                key,
+                f'is "{text}", which remembers what it encoded, and an exchange of a round may be '
+                "done again: expected a codec without ef, efd, delta and lowrank",
+            )
 
 
 def _ref(data: bytes) -> BlobRef:

@@ -252,6 +252,9 @@ class RoundSettings(Settings):
     """Of the method."""
     codec: str = "none"
     """What contributions and results are encoded with."""
+    results: str = ""
+    """What results are encoded with, where contributions are written in another way; empty: as
+    these are."""
     replicas: int = 1
     """Among so many a batch is divided."""
     seed: int = 0
@@ -279,7 +282,7 @@ class RoundSettings(Settings):
         options = options_of(self.method, self.options)
         own: str = getattr(options, "result_codec", "")
         passes_on = isinstance(options, SparseLocoOptions) and not options.result_density
-        codec = self.codec if passes_on or not own else own
+        codec = (self.results or self.codec) if passes_on or not own else own
         known = codec.partition(":")[0] in _WRITTEN_ALIKE
         return known and not (self.secure or self.privacy is not None or self.most_rows)
 

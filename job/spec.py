@@ -168,11 +168,12 @@ class Job(Settings):
         except SettingsError as error:
             raise error.inside("sync") from None
         method = self.sync.of_rounds
-        if self.codec.sync != "none":
-            if method is not None and method.own_codec:
-                self._refuse_codec(f'sync.method = "{self.sync.chosen}"')
-            if self.sync.client_compression.sparse:
-                self._refuse_codec(f'sync.compression = "{self.sync.compression}"')
+        if self.codec.sync != "none" and method is not None and method.own_codec:
+            raise SettingsError(
+                "codec.sync",
+                f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
+                'exchanges in a way of its own: expected "none"',
+            )
         if method is not None and method.normalises and self.train.optimizer != "sgd":
             raise SettingsError(
                 "train.optimizer",
@@ -202,13 +203,6 @@ class Job(Settings):
                 value = value[name] if isinstance(value, Mapping) else getattr(value, name)
             said = json.dumps(plain(value))
             raise SettingsError(key, f"is {said}, and changes nothing with {what}: leave it out")
-
-    def _refuse_codec(self, because: str) -> None:
-        raise SettingsError(
-            "codec.sync",
-            f'is "{self.codec.sync}", and {because} writes what it exchanges in a way of its own: '
-            'expected "none"',
-        )
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Job:
@@ -386,10 +380,12 @@ class Job(Settings):
         """What replicas exchange between their steps; None: nothing."""
         if self.sync.kind in ("allreduce", "auto"):
             return None
+        sparse = self.sync.contribution_codec
         return RoundSettings(
             method=self.sync.chosen,
             options=self.sync.options,
-            codec=self.sync.contribution_codec or self.codec.sync,
+            codec=sparse or self.codec.sync,
+            results=self.codec.sync if sparse and self.codec.sync != "none" else "",
             replicas=self.divided,
             seed=self.seed,
             cohorts=self._cohorts,

@@ -1,7 +1,7 @@
 """Uploads of hosts whose uplinks are unlike, by BCRS (2408.14736), as real processes: a broker and
 20 peers on shaped paths, each with data of its own.
 
-    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 4] [--json FILE]
+    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 4] [--results int8]
 
 Uplinks are 0.5 to 20 Mbit/s, evenly apart, and every way takes 25 ms; the broker measures all that
 by itself, in the first round by its probes, and then by the uploads of rounds gone by. The least
@@ -15,6 +15,8 @@ An upload lasts from when its host begins to when the last of its frames is ackn
     uploads_spread_all   of those that add up as well, after the first round: their own results, and
                          the contributions of all others, go through the same cores meanwhile
     uploads_seconds      the longest upload of those in uploads_spread
+    exchange_seconds     from when a round closed to when it was committed, in the median round: all
+                         numbers come back in it, which --results writes in a codec
     uploads_of_fedavg    how long the slowest would take for all numbers, by its uplink
     uploads_wait         how many threads stood ready and had no core, in the mean from when a round
                          closed to when it was committed; and for each round on standard error
@@ -105,7 +107,7 @@ def scenario_of(folder: Path, hosts: int) -> Scenario:
     return Scenario.from_toml(path)
 
 
-def job_of(folder: Path, hosts: int, rounds: int) -> Job:
+def job_of(folder: Path, hosts: int, rounds: int, results: str) -> Job:
     (folder / "model.py").write_text(MODEL)
     return Job.from_table(
         {
@@ -122,6 +124,7 @@ def job_of(folder: Path, hosts: int, rounds: int) -> Job:
                 **{"momentum": 0.0, "schedule": "constant", "warmup": 0, "weight_decay": 0.0},
                 **{"clip": 0.0, "eval_every": 0},
             },
+            "codec": {"sync": results},
             "output": {"to": str(folder / "runs"), "every": 0},
         }
     )
@@ -176,9 +179,11 @@ def spread(given: Sequence[Upload]) -> float:
     return max(lasts) / min(lasts) - 1
 
 
-def figures(rounds: Sequence[Sequence[Upload]], waiting: Sequence[float]) -> list[Figure]:
+def figures(
+    rounds: Sequence[Sequence[Upload]], waiting: Sequence[float], lasted: Sequence[float]
+) -> list[Figure]:
     spreads, all_of, longest = list[float](), list[float](), list[float]()
-    for number, (given, waited) in enumerate(zip(rounds, waiting, strict=True)):
+    for number, (given, waited, s) in enumerate(zip(rounds, waiting, lasted, strict=True)):
         first = min(u.began_s for u in given)
         for u in sorted(given, key=lambda u: u.kept):
             print(
@@ -193,7 +198,8 @@ def figures(rounds: Sequence[Sequence[Upload]], waiting: Sequence[float]) -> lis
         longest.append(max(u.ended_s - u.began_s for u in senders))
         print(
             f"round {number}: spread {spreads[-1]:.2f} of {len(senders)}, {all_of[-1]:.2f} of all "
-            f"{len(unclamped)}, the longest {longest[-1]:.1f} s; {waited:.1f} threads waited",
+            f"{len(unclamped)}, the longest {longest[-1]:.1f} s of {s:.1f}; {waited:.1f} "
+            "threads waited",
             file=sys.stderr,
         )
     alone = 4 * ELEMENTS / (LEAST * MBIT)
@@ -202,23 +208,30 @@ def figures(rounds: Sequence[Sequence[Upload]], waiting: Sequence[float]) -> lis
         Figure("uploads_spread_first", spreads[0], "ratio", "lower"),
         Figure("uploads_spread_all", statistics.median(all_of[1:] or all_of), "ratio", "lower"),
         Figure("uploads_seconds", statistics.median(longest[1:] or longest), "s", "lower"),
+        Figure("exchange_seconds", statistics.median(lasted), "s", "lower"),
         Figure("uploads_of_fedavg", alone, "s", "lower"),
         Figure("uploads_wait", statistics.mean(waiting), "threads", "lower"),
     ]
 
 
-def watched(run: Run, pid: int) -> tuple[list[RunEvent], list[float]]:
+def watched(run: Run, pid: int) -> tuple[list[RunEvent], list[float], list[float]]:
     """Return a run's events and, by round, how many threads of all below this process had no core
-    from when the round closed to when it was committed."""
-    events, waiting, since = list[RunEvent](), list[float](), (0.0, snapshot({}))
+    from when the round closed to when it was committed, and how long that was."""
+    events, waiting, lasted, since = (
+        list[RunEvent](),
+        list[float](),
+        list[float](),
+        (0.0, snapshot({})),
+    )
     for event in run.watch():
         events.append(event)
         if event.HasField("round_planned"):
             since = time.monotonic(), snapshot({"all": pid})
         elif event.HasField("round_done"):
             waited = waited_s(since[1], snapshot({"all": pid}))["all"]
-            waiting.append(waited / (time.monotonic() - since[0]))
-    return events, waiting
+            lasted.append(time.monotonic() - since[0])
+            waiting.append(waited / lasted[-1])
+    return events, waiting, lasted
 
 
 def wait_for_links(client: Client, hosts: int) -> None:
@@ -235,12 +248,13 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--hosts", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--results", default="none", help="what comes back is written in")
     parser.add_argument("--keep", type=Path, help="leave traces and logs in this new folder")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         folder = asked.keep or Path(name)
         folder.mkdir(exist_ok=True)
-        job = job_of(folder, asked.hosts, asked.rounds)
+        job = job_of(folder, asked.hosts, asked.rounds, asked.results)
         scenario = scenario_of(folder, asked.hosts)
         cluster = running.enter_context(LocalCluster(peers=[], folder=folder / "cluster"))
         shaping = Shaping.of_scenario(scenario)
@@ -251,9 +265,10 @@ def main() -> None:
             wait_for_peers(cluster, SimulationFront(), asked.hosts)
             wait_for_links(client, asked.hosts)
             run = client.submit(job)
-            events, waiting = watched(run, os.getpid())
+            events, waiting, lasted = watched(run, os.getpid())
         assert events[-1].state.phase == DONE, events[-1].state.reason.text
-        report("uploads of hosts", figures(uploads(folder, events, run.id), waiting), asked.json)
+        found = figures(uploads(folder, events, run.id), waiting, lasted)
+        report("uploads of hosts", found, asked.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from ...dag.plan.plan import PeerId
-from ...planner.network.places import places_of
+from ...planner.network.places import may_have_places, places_of
 from ...proto.broker_pb2 import (
     ClientReports,
     ClientUploads,
@@ -182,10 +182,11 @@ class RoundPolicy:
             return {}
         plans = [p for m in members if (p := view.run.replicas[m.replica].plan) is not None]
         peers = dict.fromkeys(peer for plan in plans for peer in plan.peers)
-        network = view.network([*peers], now) if len(peers) > 1 else None
-        if network is None:
+        elements = sum(s.elements for s in plans[0].outline.stages)
+        if not may_have_places(len(peers), elements):
             return {}
-        return places_of(network, sum(s.elements for s in plans[0].outline.stages))
+        network = view.network([*peers], now)
+        return places_of(network, elements) if network is not None else {}
 
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its samples."""

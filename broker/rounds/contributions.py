@@ -153,6 +153,8 @@ class Contributions:
         if self._alone_since is None:
             self._alone_since = now
         took = self._longest_s(still)
+        if not took and any(self._is_away(n) for n in still):
+            return self.closes_at  # in the first round; whoever is lost is said to be so before
         took = min(took, MOST_TIMES * self._longest_s(ready) or took)
         until = self._alone_since + took / len(ready)
         if self._run.submitted.requirements.sync.deadline != "auto":
@@ -162,8 +164,12 @@ class Contributions:
     def has_lost(self, number: int) -> bool:
         """Whether it has begun another term since it got its work, or waits for somebody."""
         replica = self._run.replicas[number]
-        away = not replica.record.running or bool(replica.context.away)
+        away = not replica.record.running or self._is_away(number)
         return away or self._handed.get(number, replica.record.term) != replica.record.term
+
+    def _is_away(self, number: int) -> bool:
+        """Whether a holder cannot be spoken to, and may come back: the broker was started again."""
+        return bool(self._run.replicas[number].context.away)
 
     def _longest_s(self, numbers: Sequence[int]) -> float:
         """Seconds of the local work that takes longest."""

@@ -229,7 +229,9 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
             return (given + 1.0) / 2 / fragments  # int8 comes back
         case StreamingOptions(fragments=fragments):
             return given / fragments
-    return 1.5 * given if rounds.overlap else given  # who sent each number is given, too
+    back = typical_bytes(parse(rounds.results), spec) / (1 << 20) if rounds.results else given
+    rows = 2 if rounds.overlap else 1  # who sent each number is given, too
+    return (rows * given + back) / 2
 
 
 def _ready(ask: FormReplicas, graph: Graph, made: PlanWithReport) -> PlanReady:

@@ -23,7 +23,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import part_elements
 from .communities import Grouping, linked
 
-__all__ = ["exchange_s", "places_of"]
+__all__ = ["exchange_s", "may_have_places", "places_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,11 +33,16 @@ _WORTH = 0.8
 """Places are for an exchange that takes at most so much of what it takes without."""
 
 
+def may_have_places(peers: int, elements: int) -> bool:
+    """Whether places are looked for among so many, whatever their links: each has a part."""
+    return _LEAST <= peers <= _MOST and elements >= peers * part_elements(elements, peers)
+
+
 def places_of(network: Network, elements: int) -> dict[PeerId, int]:
     """Return by peer the number of its place; empty where places save little. `elements`: of the
     vector."""
     n = len(network.peers)
-    if not _LEAST <= n <= _MOST or elements < n * part_elements(elements, n):
+    if not may_have_places(n, elements):
         return {}
     rate = np.minimum(network.bandwidth, network.bandwidth.T)
     np.fill_diagonal(rate, np.inf)

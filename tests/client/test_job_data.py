@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.client.job_data import ClientSizes, check_tokenizer, resolved
+from shoal.client.submission import draft
 from shoal.job import Job, SettingsError
 from shoal.peer.data import Manifest, Sampler
 
@@ -101,3 +102,27 @@ def test_a_client_has_a_sample_alone_where_whole_batches_leave_one(
         assert bool(found) == bool(words)
     one = replace(job, train=replace(job.train, batch=1))
     assert ClientSizes((5,)).alone(one).trained
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "problem"),
+    [
+        ("activation", "zip", "'zip' names no codec"),
+        ("sync", "zip", "'zip' names no codec"),
+        ("sync", "adatopk", "'adatopk' names no codec"),
+        ("sync", "auto", "'auto' names no codec"),
+        ("sync", "efd+int8", "expected a codec without ef"),
+    ],
+)
+def test_a_codec_that_there_is_not_is_refused_before_anything_is_read(
+    role: str, text: str, problem: str
+) -> None:
+    job = Job(
+        model={"factory": "m.py:make"},
+        data={"kind": "arrays", "source": "x.npz"},
+        sync={"kind": "local", "method": "diloco"} if role == "sync" else {},
+        codec={role: text},
+        steps=3,
+    )
+    with pytest.raises(SettingsError, match=f"codec.{role}.*{problem}"):
+        draft(job)

@@ -199,7 +199,10 @@ def test_with_masks_all_send_the_same_numbers_and_the_last_move_is_kept() -> Non
     assert apart is not None
     assert apart.cohorts is not None
     assert (apart.cohorts.shares_positions, apart.cohorts.own_positions) == (False, True)
-    assert apart.codec == "nonzero"
+    assert (apart.codec, apart.results) == ("nonzero", "")
+    back = job(sync={"compression": "topk"}, codec={"sync": "int8"}).rounds
+    assert back is not None
+    assert (back.codec, back.results) == ("nonzero", "int8")
 
 
 def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
@@ -428,11 +431,6 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
             {"sync": {"client_links": {"up": "uniform:2Mbit,1Mbit"}}},
             "sync.client_links.up",
             "the smaller one first",
-        ),
-        (
-            {"sync": {"compression": "topk"}, "codec": {"sync": "int8"}},
-            "codec.sync",
-            'sync.compression = "topk"',
         ),
         (
             {"data": {"where": "peer", "partition": None}}

@@ -100,6 +100,8 @@ def codings_of(
     cannot have."""
     if strategy.codecs is None:
         given = result = PartCoding(vector, settings.codec)
+        if settings.results:
+            result = PartCoding(vector, settings.results)
     else:
         given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
     whole = PartCoding(vector, "none", rows=1 + len(strategy.slots) + (positions is not None))

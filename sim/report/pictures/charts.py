@@ -14,6 +14,9 @@ from .picture import Anchor, Dot, Label, Line, Picture, Rect, width_of
 
 __all__ = ["Series", "bars", "curves", "ticks", "time_axis"]
 
+_ROOM = 3
+"""Between a number and the edge: fonts are wider here and narrower there."""
+
 # Ticks at round numbers.
 
 
@@ -43,7 +46,7 @@ def time_axis(
     for t in marks:
         picture.add(Line(((at(t), top), (at(t), y)), "grid"))
     for t, text in zip(marks, alike(marks), strict=True):
-        edge = at(t) + width_of(text, 11) / 2 > picture.width
+        edge = at(t) + width_of(text, 11) / 2 > picture.width - _ROOM
         anchor: Anchor = "end" if edge else "middle"
         picture.add(Label(at(t), y + 14, text, 11, "faint", anchor))
 
@@ -134,7 +137,8 @@ def curves(
     for x in ticks(first, last, 8):
         if across_text is not None or x == int(x):
             said = f"{x:.0f}" if across_text is None else across_text(x)
-            anchor: Anchor = "end" if across(x) + width_of(said, 11) / 2 > WIDTH else "middle"
+            ends = across(x) + width_of(said, 11) / 2
+            anchor: Anchor = "end" if ends > WIDTH - _ROOM else "middle"
             picture.add(Label(across(x), bottom + 16, said, 11, "faint", anchor))
     picture.add(Label(right, HEIGHT - 4, unit, 11, "faint", "end"))
     for x in marks[:100]:

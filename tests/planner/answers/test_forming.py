@@ -100,6 +100,7 @@ BOTH_WAYS = {"density": 0.25, "bits": 32, "result_density": 0.5}
     [
         (RoundSettings(method="diloco"), 4.0),
         (RoundSettings(method="average", codec="bf16"), 2.0),
+        (RoundSettings(method="fedavg", codec="int8", results="bf16"), 1.5),
         (RoundSettings(method="sparse-loco", options={"density": 0.25, "bits": 32}), 4.0),
         (RoundSettings(method="sparse-loco", options=BOTH_WAYS), 1.7),
     ],

@@ -3,21 +3,25 @@ against a plain loop over the same cohorts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from shoal.broker.policies.uploads import links_of
+from shoal.compression import codec
 from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
 from shoal.job.clients.client_compression import ClientLinks
 from shoal.peer.data.partition import partition_of
+from shoal.peer.rounds import coding
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
+from shoal.sim.plain.client_methods import ClientUpdate, FedAvgM
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.tests.sim.clients.moments import in_rounds
 from shoal.tests.sim.clients.test_federated_world import METHODS, assert_expected, job_of, world_of
@@ -114,6 +118,29 @@ def test_the_version_is_that_of_a_plain_loop(
         assert d.uploads.clients == 5
         assert d.uploads.least_ratio == 8 / 83
     assert all((d.uploads.seconds > 0.01) == (sends != "topk") for d in done)
+
+
+class Rounded(FedAvgM):
+    """FedAvgM of means that come back in bf16."""
+
+    def mean(self, came: Sequence[ClientUpdate], name: str) -> Tensor:
+        return super().mean(came, name).float().bfloat16().double()
+
+
+@pytest.mark.parametrize("sends", ["topk", "bcrs+opwa"])
+def test_results_have_the_codec_of_the_job(
+    base: Laboratory, monkeypatch: pytest.MonkeyPatch, sends: str
+) -> None:
+    for module in (codec, coding):
+        monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
+    lab = sending(base, sends, "fedavgm")
+    job = replace(lab.job, codec=replace(lab.job.codec, sync="bf16"))
+    lab = Laboratory(job, replace(base.prepared, job=job), base.module)
+    world, run = played(lab)
+    done = assert_expected(lab, world, run, Rounded(0.5, 0.8))
+    assert len(done) == 4
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_expected(lab, world, run)
 
 
 @pytest.mark.parametrize(

@@ -105,19 +105,18 @@ def world_of(lab: Any, peers: int = 3, **options: Any) -> Any:
     return world
 
 
-def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
-    """It is done, and its weights are those of a plain loop over what it committed. Returns the
-    rounds."""
+def assert_expected(lab: Any, world: Any, run: str, rule: FedAvg | None = None) -> list[Any]:
+    """It is done, and its weights are those of a plain loop over what it committed, by `rule` if
+    that is another than the method's. Returns the rounds."""
     events = world.events(run)
     assert events[-1].state.phase == DONE, events[-1].state.reason.text
     got = exported(world, run)
     job, reader = lab.job, lab.reader()
-    _, rule = METHODS[job.sync.chosen]
     made = train_cohorts(
         lab.module,
         committed_cohorts(events, job, reader),
         lambda at: reader.samples(np.array(at)),
-        rule,
+        rule or METHODS[job.sync.chosen][1],
         lr=job.train.lr,
         momentum=job.train.momentum,
         overlap=job.sync.client_compression.overlap,

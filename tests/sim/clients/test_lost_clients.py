@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from shoal.broker.events import PeerSaid, Persist, Publish
+from shoal.dag.cost.network import Network
+from shoal.dag.plan.action import Action, Kind
+from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
 from shoal.job.units import Duration
@@ -21,6 +24,9 @@ from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.plain_cohorts import committed_cohorts
 from shoal.sim.plain.round_log import committed_rounds
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.orders import ActionTimes
+from shoal.sim.virtual.wan import Wan
 
 from .moments import in_rounds
 from .test_federated_world import assert_expected, job_of, world_of
@@ -201,3 +207,34 @@ def test_one_of_them_that_diverges_is_left_out_whatever_is_said_twice(
     assert_expected(lab, world, run)
     last = cohort_of(12, job.seed, 1, range(5))
     assert sorted(clients(lab, world, run)[1]) == sorted({*last} - {odd})
+
+
+def test_who_is_not_back_yet_behind_a_restart_of_the_broker_is_waited_for(
+    laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first round nobody knows how long local work takes, and p0 is the nearest."""
+    lab = laboratory(replace(job_of(tmp_path, "fedavg", 2), name="2 of fedavg"))
+    usual = ActionTimes.seconds
+
+    def seconds(times: ActionTimes, action: Action) -> float:
+        return 2.0 if action.kind is Kind.CONTRIBUTE else usual(times, action)
+
+    monkeypatch.setattr(ActionTimes, "seconds", seconds)
+    names, shape = tuple(map(PeerId, ("p0", "p1", "p2", BROKER))), (4, 4)
+    latency = np.full(shape, 0.2)
+    latency[0, 3] = latency[3, 0] = 0.001
+    free = np.full(4, np.inf)
+    wan = Wan(Network(names, latency, np.full(shape, 1e8), free, free), seed=0)
+    world = world_of(lab, wan=wan)
+    run, checks, begun = world.submit(lab.spec), world.observe, set()
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if isinstance(seen.record, BeginRound) and not seen.record.start.round:
+            begun.add(seen.who)
+            if len(begun) == 3:
+                world.restart_broker(3.0)
+
+    world.observe = observe
+    world.finish(run)
+    assert [len(d.members) for d in assert_expected(lab, world, run)] == [3, 3]
