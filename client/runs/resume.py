@@ -109,7 +109,7 @@ def prepared(
         spec=spec,
         own=None if own is None else wanted,
         to=wanted.output.to,
-        tokens_per_step=wanted.train.batch * (manifest.length or 1),
+        tokens_per_step=wanted.train.batch * wanted.data.positions,
     )
 
 

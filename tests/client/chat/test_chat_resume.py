@@ -66,6 +66,7 @@ async def test_a_chat_run_goes_on_with_the_same_samples(lab: Lab, tmp_path: Path
             kept = min((tmp_path / "runs" / whole.id).glob("checkpoint-*"))
             last = client.go_on(str(kept), to=tmp_path / "runs")
             last.wait()
+            assert last.recorder().tokens_per_step == 2 * 64
             assert losses(last) == {n: wanted[n] for n in range(int(kept.name[-6:]), STEPS)}
             # So they are of another tokenizer, and of a file of the same size and time.
             folder, time = tmp_path / "model", source.stat().st_mtime_ns
