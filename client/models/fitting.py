@@ -23,8 +23,10 @@ from ..files.weight_files import Stored, WeightFilesError
 
 __all__ = ["FileNames", "Wanted", "fit", "wanted_by"]
 
-ADAPTERS = ("*.lora_*", "*.modules_to_save.*", "*.trainable_tokens_*")
-"""Parameters that peft puts beside a model's own: no file of the model has them."""
+OF_LAYERS = ("*.lora_*", "*.ia3_l.*", "*.oft_R.*")
+ADAPTERS = (*OF_LAYERS, "*.modules_to_save.*", "*.trainable_tokens_*")
+"""Parameters that peft puts beside a model's own: no file of the model has them. Those of layers
+begin as if they were not there."""
 
 
 class Wanted(NamedTuple):
