@@ -157,7 +157,9 @@ def test_a_setting_that_cannot_run_is_said_and_the_others_are_compared(
     assert "sync.method=saps, seed 5: " in said[1]
     assert (tmp_path / "compare.json").is_file()
     with pytest.raises(SettingsError, match="does not go with this model"):
-        Sweep(options(tmp_path), ["sync.method=noloco,saps", "sync.options={}"], 1).run(NOBODY, said.append)
+        Sweep(options(tmp_path), ["sync.method=noloco,saps", "sync.options={}"], 1).run(
+            NOBODY, said.append
+        )
 
 
 @pytest.mark.parametrize(
