@@ -193,10 +193,14 @@ class Job(Settings):
         for key, problem in unsupported(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 
-    def check_idle(self) -> None:
-        """Raises SettingsError for a key that says something of which nothing would come. Asked
-        where a job is submitted: what a broker has taken once it takes again."""
+    def check_idle(self, before: Job | None = None) -> None:
+        """Raises SettingsError for a key that says something of which nothing would come, unless
+        the job `before` has it so. Asked where a job is submitted, and where one goes on: what a
+        broker has taken once it takes again."""
+        known = [] if before is None else [*idle(before)]
         for key, what in idle(self):
+            if (key, what) in known:
+                continue
             value: Any = self
             for name in key.split("."):
                 value = value[name] if isinstance(value, Mapping) else getattr(value, name)
