@@ -117,8 +117,9 @@ class ByGraph(Mapping[str, Tensor]):
         found, beside = starting_spec(self._files, there), self._graph.spec.get(f"param:{scale}")
         spec = self._graph.spec[f"param:{name}"]
         assert found is not None, "its spec is there"
-        sides = [scale_sizes(spec.sizes, of) for of in (0, 1)] if len(spec.sizes) in (2, 3) else []
-        if found.shape != spec.sizes or beside not in (TensorSpec(s, "float32") for s in sides):
+        both = (0, 1) if len(spec.sizes) in (2, 3) else ()
+        sides = [TensorSpec(scale_sizes(spec.sizes, of), "float32") for of in both]
+        if found.shape != spec.sizes or beside is None or beside not in sides:
             got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
             raise WeightError(
                 f"weights of {name!r}, in 8 bits: expected matrices like {spec!r} with scales "
@@ -126,7 +127,7 @@ class ByGraph(Mapping[str, Tensor]):
             )
         numbers, scales = torch.empty(spec.sizes, dtype=torch.int8), []
         rows, *columns = spec.sizes
-        outputs = int(beside.sizes != sides[0])  # of columns a row alone does not tell the scales
+        outputs = sides.index(beside)  # of columns a row alone does not tell the scales
         most = max(1, rows) if outputs and len(columns) == 1 else slice_rows(math.prod(columns))
         for at in range(0, rows, most):
             part = starting_rows(self._files, there, at, min(rows, at + most))
