@@ -239,15 +239,19 @@ class Job(Settings):
         `datasets.Dataset` or any sequence of mappings. What the first one has says the kind of all:
         "messages" or "conversations", "text", or else instructions. `data`: further keys of [data];
         `keys`: those of `Job`. Raises SettingsError."""
-        if isinstance(dataset, str | Mapping) or not hasattr(dataset, "__len__"):
+        try:
+            count = -1 if isinstance(dataset, str | Mapping) else len(dataset)
+            first = dataset[0] if count > 0 else None
+        except (TypeError, LookupError):  # as a generator, a set, a table of pandas
+            count = -1
+        if count < 0:
             raise SettingsError(
                 "data.source",
                 f"is a {type(dataset).__name__}: expected a sequence of records, such as one split "
                 "of a datasets.DatasetDict",
             )
-        if not len(dataset):
+        if not count:
             raise SettingsError("data.source", "has no record")
-        first = dataset[0]
         there: frozenset[str] = frozenset(first) if isinstance(first, Mapping) else frozenset()
         kind = "chat" if there & {"messages", "conversations"} else "instructions"
         table = {
