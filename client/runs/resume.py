@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...job import Job, SettingsError
+from ...job import LIVE, Job, SettingsError
 from ...job.settings import plain
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
@@ -160,9 +160,11 @@ def _check_places(said: Job, wanted: Job) -> None:
 
 
 def _fetched(had: Any, has: Any) -> Any:
-    """A table of a record, in which a Hub is a folder by now, with the names that it has there."""
-    named = {f.name: getattr(has, f.name) for f in fields(has)}
-    return replace(had, **{k: v for k, v in named.items() if str(v).startswith("hf://")})
+    """A table of a record, in which a Hub is a folder by now, and a live object none, with the
+    names that those have in another one."""
+    both = ((f.name, getattr(had, f.name), getattr(has, f.name)) for f in fields(has))
+    named = {k: v for k, was, v in both if f"{was}".startswith(LIVE) or f"{v}".startswith("hf://")}
+    return replace(had, **named)
 
 
 def _recorded(run: str, to: Path | str | None) -> tuple[Job | None, Path | None]:
@@ -274,12 +276,13 @@ def _first(key: str, had: Any, has: Any) -> str:
 
 
 def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> tuple[RunSpec, Job]:
-    """The spec of a run that goes on from a checkpoint of another one, and its job. Microbatches
-    stay as they were, where the job leaves them to the planner. Raises SettingsError for a key that
-    may not change."""
+    """The spec of a run that goes on from a checkpoint of another one, and its job. Microbatches,
+    and matrices that Muon leaves, stay as they were where the job leaves them open. Raises
+    SettingsError for a key that may not change."""
     before = Job.from_json(spec.job)
-    if job.train.microbatch == "auto":
-        job = replace(job, train=replace(job.train, microbatch=before.train.microbatch))
+    kept = ("microbatch", "no_muon")
+    left = {key: getattr(before.train, key) for key in kept if getattr(job.train, key) == "auto"}
+    job = replace(job, train=replace(job.train, **left))
     mine, was = job.data.partition, before.data.partition
     if was is not None and (mine is None or replace(mine, clients=was.clients) == was):
         job = replace(job, data=replace(job.data, partition=was))  # data says how many clients

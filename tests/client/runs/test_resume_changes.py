@@ -185,8 +185,10 @@ def test_a_change_is_taken_or_refused(here: Path, change: str, where: str) -> No
 
 def test_each_matrix_stays_with_its_optimizer(here: Path) -> None:
     muon = job(here).with_changes(["train.optimizer=muon"])
+    said = muon.with_changes(['train.no_muon=["a.*"]'])  # as a submission does
     with pytest.raises(SettingsError, match=rf"train\.no_muon.*{NOT}"):
-        prepared(muon, 'train.no_muon=["head.*"]')
+        prepared(said, 'train.no_muon=["head.*"]')
+    assert prepared(said, other=muon).own.train.no_muon == ("a.*",)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,9 @@ def test_a_job_in_its_place_is_of_the_same_model_and_data(
         assert prepared(job(here), other=other).own.train.lr == 1e-4
 
 
-def test_what_is_in_a_record_as_fetched_is_what_the_job_names(here: Path) -> None:
-    model = replace(job(here).model, factory="hf:/cache/of/name")
+@pytest.mark.parametrize("was", ["hf:/cache/of/name", "live:Net"])
+def test_what_is_in_a_record_as_fetched_is_what_the_job_names(here: Path, was: str) -> None:
+    model = replace(job(here).model, factory=was)
     own = job(here, model=model)
     write_run(here / "runs/r-1", record_of("r-1", own.resolved(8), "runs/", "", 0))
     named = replace(own, model=replace(model, factory="hf://ann/name"))
