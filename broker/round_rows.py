@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..dag.schedule.convert_plan import microbatches_of
 from ..dag.schedule.filled import taken
-from ..job.words import count_of
+from ..job.words import count_of, loss_text
 from ..proto.broker_pb2 import (
     ClientUploads,
     Evaluation,
@@ -334,8 +334,9 @@ def evaluated(event: RunEvent) -> str:
         of += f", {count_of(told.step, 'step')}"
     if told.replicas:
         of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
+    loss = loss_text(told.evaluation.loss, told.evaluation.weight)
     by = "" if told.replicas else f", says replica {told.replica}"
-    return " · ".join([f"{of} · held-out {told.evaluation.loss:.4f}{by}", *_by_client(told)])
+    return " · ".join([f"{of} · held-out {loss}{by}", *_by_client(told)])
 
 
 def client_numbers(found: Evaluation) -> dict[str, float | int]:

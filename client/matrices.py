@@ -88,6 +88,6 @@ def round_base(module: nn.Module, graph: Graph) -> None:
         for name, parameter in module.named_parameters():
             scale = known.get(f"param:{scale_name(name_of(name))}")
             if scale is not None:
-                by_row = scale.shape[1] == 1
+                by_row = scale.shape[-1] == 1
                 numbers, scales = quantized(parameter, 0 if by_row else 1)
                 parameter.copy_(numbers * scales)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Collection
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .chat.naming import path_of, tokenizer_of
 from .chat.texts import OF_TOKENIZERS, has_tokenizer
 from .models.adapters import AdapterError, is_adapted, save_config
 from .models.factories import find, is_hugging_face
+from .models.fitting import OF_LAYERS
 from .models.tasks import known_class
 
 __all__ = ["check_base", "check_format", "sidecars_of", "tokenizer_files"]
@@ -106,8 +108,9 @@ def check_base(job: Job, graph: Graph, known: Collection[str], say: Callable[[st
     """Raise SettingsError for an adapter over a base of which part would be nowhere: it begins as
     the factory makes it, and stays so; in another format that is said. `known`: what files or the
     adapter have."""
-    has_lora = any(p.trainable and ".lora_" in p.name for p in graph.parameters)
-    if job.output.format != "peft" and not has_lora:
+    trained = [p.name for p in graph.parameters if p.trainable]
+    is_adapter = any(fnmatch(name, glob) for name in trained for glob in OF_LAYERS)
+    if job.output.format != "peft" and not is_adapter:
         return
     read = {name for operator in graph.operators for name in operator.reads}
     frozen = [p.name for p in graph.parameters if not p.trainable and f"param:{p.name}" in read]

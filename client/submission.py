@@ -105,9 +105,8 @@ class Prepared:
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of text, tokens and records, else samples."""
-        length = self.job.data.length if self.job.data.is_records else 1
-        return self.job.train.batch * (self.manifest.length or length)
+        """Positions, and samples of arrays."""
+        return self.job.train.batch * self.job.data.positions
 
     def keep(self, folder: Path, run: str) -> None:
         """Leaves in the run's output folder what an export and the figures need later."""

@@ -194,10 +194,14 @@ class Job(Settings):
         for key, problem in unsupported(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 
-    def check_idle(self) -> None:
-        """Raises SettingsError for a key that says something of which nothing would come. Asked
-        where a job is submitted: what a broker has taken once it takes again."""
+    def check_idle(self, before: Job | None = None) -> None:
+        """Raises SettingsError for a key that says something of which nothing would come, unless
+        the job `before` has it so. Asked where a job is submitted, and where one goes on: what a
+        broker has taken once it takes again."""
+        known = [] if before is None else [*idle(before)]
         for key, what in idle(self):
+            if (key, what) in known:
+                continue
             value: Any = self
             for name in key.split("."):
                 value = value[name] if isinstance(value, Mapping) else getattr(value, name)
@@ -229,15 +233,19 @@ class Job(Settings):
         `datasets.Dataset` or any sequence of mappings. What the first one has says the kind of all:
         "messages" or "conversations", "text", or else instructions. `data`: further keys of [data];
         `keys`: those of `Job`. Raises SettingsError."""
-        if isinstance(dataset, str | Mapping) or not hasattr(dataset, "__len__"):
+        try:
+            count = -1 if isinstance(dataset, str | Mapping) else len(dataset)
+            first = dataset[0] if count > 0 else None
+        except (TypeError, LookupError):  # as a generator, a set, a table of pandas
+            count = -1
+        if count < 0:
             raise SettingsError(
                 "data.source",
                 f"is a {type(dataset).__name__}: expected a sequence of records, such as one split "
                 "of a datasets.DatasetDict",
             )
-        if not len(dataset):
+        if not count:
             raise SettingsError("data.source", "has no record")
-        first = dataset[0]
         there: frozenset[str] = frozenset(first) if isinstance(first, Mapping) else frozenset()
         kind = "chat" if there & {"messages", "conversations"} else "instructions"
         table = {

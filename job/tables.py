@@ -183,6 +183,11 @@ class Data(Settings):
         """Whether a chat template makes text of what the files have."""
         return self.kind in ("chat", "instructions")
 
+    @property
+    def positions(self) -> int:
+        """Of one sample, which is one of arrays, too."""
+        return 1 if self.kind == "arrays" else self.length
+
     def _check_records(self) -> None:
         if self.is_records:
             self._check_of_records()

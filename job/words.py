@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["ELSEWHERE", "WRONG_CHOICE", "count_of", "size_text", "some_of"]
+__all__ = ["ELSEWHERE", "WRONG_CHOICE", "count_of", "loss_text", "size_text", "some_of"]
 
 WRONG_CHOICE = "the wrong choice"
 """Said of a plan, or of replicas, that something else would clearly outrun: whoever shows the
@@ -44,6 +44,11 @@ def count_of(count: int, what: str) -> str:
     """As "1 peer", "2 peers", "3 microbatches"."""
     plural = "es" if what.endswith("ch") else "s"
     return f"{count} {what}{'' if count == 1 else plural}"
+
+
+def loss_text(loss: float, weight: float) -> str:
+    """A mean loss for people; without any weight there is nothing that it is the mean of."""
+    return f"{loss:.4f}" if weight or loss == loss else "none, nothing counts"
 
 
 def some_of(names: Sequence[str], most: int = 4, between: str = ", ") -> str:

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..net.finite import finite
 from .front import Front
 from .options import Setting, SimOptions
 from .report import Summary
-from .report.side_by_side import RunComparison, reported
+from .report.side_by_side import RunComparison, Told, reported
 from .report.words import seconds, size
 from .simulate import STDOUT, simulated
 
@@ -44,7 +44,8 @@ class Cell:
 
 class Sweep:
     """Every combination of values, with every seed. `changes`: KEY=VALUE or KEY=VALUE,VALUE… each.
-    Raises SettingsError for what no grid can have, and as `Setting.of` does."""
+    Raises SettingsError for what no grid can have, and for values that do not go together, each by
+    its name; else as `Setting.of` does."""
 
     def __init__(self, options: SimOptions, changes: Sequence[str], seeds: int) -> None:
         choices = [_choices(change) for change in changes]
@@ -64,11 +65,15 @@ class Sweep:
         for flag in ("keep", "compare"):
             if getattr(options, flag):
                 raise SettingsError("", f"--{flag} is of one simulation: expected none with a grid")
-        first = Setting.of(self.only)
-        self._root = options.report or FOLDER / f"grid-{_as_name(first.name)}"
         varied = {one[0].partition("=")[0] for one in choices if len(one) > 1}
-        for chosen in itertools.product(*choices):
-            label = ", ".join(c for c in chosen if c.partition("=")[0] in varied) or first.name
+        labels = {
+            chosen: ", ".join(c for c in chosen if c.partition("=")[0] in varied)
+            for chosen in itertools.product(*choices)
+        }
+        first = self._first(labels)
+        self._root = options.report or FOLDER / f"grid-{_as_name(first.name)}"
+        for chosen, label in labels.items():
+            label = label or first.name
             for seed in range(first.seed, first.seed + seeds):
                 name = f"{_as_name(label)}-seed-{seed}"
                 if any(cell.folder.name == name for cell in self.cells):
@@ -79,17 +84,46 @@ class Sweep:
                 )
                 self.cells.append(Cell(label=label, options=own, folder=folder))
 
+    def _first(self, labels: Mapping[tuple[str, ...], str]) -> Setting:
+        """Return the first setting, where all of them can be."""
+        refused: dict[str, ValueError] = {}
+        found: list[Setting] = []
+        for chosen, label in labels.items():
+            try:
+                one = Setting.of(replace(self.only, changes=chosen))
+                one.job.check_idle()
+                found.append(one)
+            except ValueError as error:
+                refused[label] = error
+        if not found:
+            raise next(iter(refused.values()))
+        if refused:
+            why = "\n".join(f"  {label}: {error}" for label, error in refused.items())
+            raise SettingsError(
+                "",
+                f"{len(refused)} of the grid's {len(labels)} settings cannot be, and none was run; "
+                f"leave their values out, or change what they do not go with:\n{why}",
+            )
+        return found[0]
+
     def run(self, front: Front, say: Callable[[str], None]) -> int:
-        """Run what is not there yet, and print the comparison; return the exit code. Raises as
-        `simulated` does."""
-        settings = [Setting.of(cell.options) for cell in self.cells]  # wrong ones before any runs
-        quiet = self._json == STDOUT
-        for i, (cell, setting) in enumerate(zip(self.cells, settings, strict=True), 1):
-            kept = _is_kept(cell, setting.digest())
-            what = "is there" if kept else _in_short(simulated(cell.options, front))
+        """Run what is not there yet, and print the comparison; return the exit code. One that
+        cannot run is said, and left out of it. Raises OSError, and as `simulated` does where fewer
+        than two can."""
+        quiet, told = self._json == STDOUT, list[Told]()
+        refused: ValueError | None = None
+        for i, cell in enumerate(self.cells, 1):
+            setting = Setting.of(cell.options)
+            try:
+                kept = _is_kept(cell, setting.digest())
+                what = "is there" if kept else _in_short(simulated(cell.options, front))
+                told.append(reported(cell.folder / "summary.json", cell.label))
+            except ValueError as error:
+                refused, what = error, f"REFUSED: {error}"
             if not quiet:
                 say(f"{i} of {len(self.cells)} · {cell.label}, seed {setting.seed}: {what}")
-        told = [reported(cell.folder / "summary.json", cell.label) for cell in self.cells]
+        if refused is not None and len(told) < 2:
+            raise refused
         found = RunComparison(told)
         text = json.dumps(finite(found.table()), indent=1)
         (self._root / "compare.json").write_text(text + "\n", encoding="utf-8")
@@ -97,7 +131,7 @@ class Sweep:
         if self._json is not None and not quiet:
             self._json.write_text(text + "\n", encoding="utf-8")
         say(text if quiet else "\n".join(("", found.text(), "", *self._where())))
-        return int(any(one.error for one in told))
+        return int(refused is not None or any(one.error for one in told))
 
     def _where(self) -> Iterator[str]:
         yield f"picture: {self._root / 'compare.png'}"

@@ -52,7 +52,7 @@ ORDER = {
         filled orders < schedule < flow < convert_plan convert_report replay
         < convert_slice slices""",
     "dag/ir": """
-        fused torch_parts < capture_errors draws experts graph quantized random < convert_args
+        fused quantized torch_parts < capture_errors draws experts graph random < convert_args
         < convert < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names finite grpc_quirks interrupts knocks links local printable surroundings

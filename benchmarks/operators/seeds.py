@@ -463,6 +463,11 @@ _same(
     (f(2, 4), Like((3, 4), "int8"), f(3, 1), f(3)),
     (f(5, 2, 4), Like((4, 3), "int8"), f(1, 3)),
 )
+_same(
+    "shoal.int8_grouped_mm.default",
+    (f(6, 4), Like((3, 4, 5), "int8"), f(3, 1, 5), i(3, high=7)),
+    (f(6, 4), Like((3, 5, 4), "int8"), f(3, 5, 1), i(3, high=7)),
+)
 _same("shoal.int8_embedding.default", (Like((6, 4), "int8"), f(6, 1), i(2, 3, high=6)))
 _same("shoal.histogram.default", (f(5, 4), 8, -1.0, 1.0), (i(7, high=4), 4, 0.0, 3.0))
 _same(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...job.training import Stop
-from ...proto.broker_pb2 import RUNNING, RunEvent
+from ...proto.broker_pb2 import RUNNING, Evaluation, RunEvent
 from ...proto.journal_pb2 import StopKept
 
 __all__ = ["StopRule"]
@@ -13,7 +13,8 @@ __all__ = ["StopRule"]
 
 class StopRule:
     """Changes by events only, so that it says the same after a restart. why: what it has found, for
-    people; empty: nothing. A loss that is no number is no better than any."""
+    people; empty: nothing. A loss that is no number is no better than any, but where nothing counts
+    there is none, and nothing is said by it."""
 
     def __init__(self, wanted: Stop) -> None:
         self.wanted, self.why = wanted, ""
@@ -28,14 +29,16 @@ class StopRule:
             if event.state.phase == RUNNING:
                 self._began_s = self._began_s or event.at_s
         elif kind == "step" and event.step.HasField("evaluation"):
-            self._evaluated(event.step.evaluation.loss)
+            self._evaluated(event.step.evaluation)
         elif kind == "evaluated":
-            self._evaluated(event.evaluated.evaluation.loss)
+            self._evaluated(event.evaluated.evaluation)
         if kind in ("step", "round_done") and not self.why:
             self._lasted(event.at_s - self._began_s)
 
-    def _evaluated(self, loss: float) -> None:
-        wanted = self.wanted
+    def _evaluated(self, found: Evaluation) -> None:
+        wanted, loss = self.wanted, found.loss
+        if not found.weight and math.isnan(loss):
+            return
         better = loss < self._best
         self._worse = 0 if better else self._worse + 1
         self._best = loss if better else self._best

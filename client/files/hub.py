@@ -120,7 +120,9 @@ def _parsed(name: str, key: str) -> tuple[str, str | None]:
 def _library(name: str, key: str) -> Any:
     try:
         import huggingface_hub
-        import huggingface_hub.errors  # which its own lazy loading does not know
+        import huggingface_hub.constants  # its own lazy loading knows none of these
+        import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
         raise SettingsError(
             key, f'is "{name}", which needs huggingface_hub: pip install "shoal[hf]"'

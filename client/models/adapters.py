@@ -27,6 +27,7 @@ from .tasks import task_of_module
 __all__ = [
     "AdapterError",
     "adapted",
+    "check_kind",
     "is_adapted",
     "made_of_base",
     "merged",
@@ -202,6 +203,25 @@ def _configs(module: nn.Module) -> Mapping[str, Any]:
         return {}
     found = (getattr(part, "peft_config", None) for part in module.modules())
     return next((c for c in found if c), {})
+
+
+_BY_DRAWS = "decides by a draw in its forward whether it takes part, which no graph holds"
+_REFUSED = {
+    "ADALORA": "takes ranks away between steps (update_and_allocate), which no run does",
+    **dict.fromkeys(("LOHA", "LOKR"), _BY_DRAWS),
+}
+"""By peft's name, what cannot be trained as peft trains it."""
+
+
+def check_kind(module: nn.Module) -> None:
+    """Raise AdapterError for an adapter that would not be what peft makes of it."""
+    for config in _configs(module).values():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if kind in _REFUSED:
+            raise AdapterError(
+                f"the adapter of the model is peft's {kind}, which {_REFUSED[kind]}: expected "
+                "LoRA (`model.lora`), IA3 or OFT"
+            )
 
 
 def save_config(module: nn.Module, folder: Path) -> tuple[Path, ...]:

@@ -166,6 +166,13 @@ def _task(config: Any, job: Job) -> Task:
         task = task_of(config, args.get("task", "auto"))
     except TaskError as error:
         raise ModelError(f'"{name}": `model.args.task` {error}') from None
+    kinds = task.classes(config.model_type)
+    if len(kinds) > 1 and not config.architectures:
+        raise ModelError(
+            f'"{name}": config.json has no architectures, and of {task.name} transformers has '
+            f"{', '.join(kinds)}: say which one it is, such as model.args = "
+            f'{{ architectures = ["{kinds[0]}"] }}'
+        )
     own = job.data.kind == "arrays" or job.model.loss != "forward"
     if "mlm_probability" in args and (task.name != "masked-lm" or own):
         raise ModelError(

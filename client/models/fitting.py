@@ -23,8 +23,10 @@ from ..files.weight_files import Stored, WeightFilesError
 
 __all__ = ["FileNames", "Wanted", "fit", "wanted_by"]
 
-ADAPTERS = ("*.lora_*", "*.modules_to_save.*", "*.trainable_tokens_*")
-"""Parameters that peft puts beside a model's own: no file of the model has them."""
+OF_LAYERS = ("*.lora_*", "*.ia3_l.*", "*.oft_R.*")
+ADAPTERS = (*OF_LAYERS, "*.modules_to_save.*", "*.trainable_tokens_*")
+"""Parameters that peft puts beside a model's own: no file of the model has them. Those of layers
+begin as if they were not there."""
 
 
 class Wanted(NamedTuple):
@@ -40,10 +42,12 @@ class Wanted(NamedTuple):
 class FileNames(NamedTuple):
     """What transformers makes of the names of files. sources: by the name of a parameter, the
     tensors of files that it is, one of which is meant; made: by the name of a tensor of files that
-    it joins, splits or turns, the names of its operations."""
+    it joins, splits or turns, the names of its operations; experts: by the name of a parameter with
+    experts in its first dimension, the tensors that the rows of each one are."""
 
     sources: Mapping[str, Sequence[str]] = {}
     made: Mapping[str, str] = {}
+    experts: Mapping[str, Sequence[Sequence[str]]] = {}
 
 
 def wanted_by(graph: Graph) -> list[Wanted]:
@@ -81,9 +85,8 @@ def fit(
     """
     given = renamed(stored.entries)
     taken = {source for sources in given.sources.values() for source in sources}
-    how = _Names(prefix, rename or {}, given.sources, taken)
-    turned = {name for name, made in given.made.items() if made not in _OF_EXPERTS}
-    entries = {name: e for name, e in stored.entries.items() if name not in turned}
+    how = _Names(prefix, rename or {}, given.sources, taken, given.experts)
+    entries = {name: e for name, e in stored.entries.items() if name not in given.made}
     found: dict[str, TensorLocation] = {}
     missing: list[str] = []
     used: set[str] = set()
@@ -109,7 +112,7 @@ def fit(
         used.update(sources)
     # The other names of a tied one are no more of the files than of the model.
     known = used | anew | {name for one in wanted for name in _candidates(one.names, how)}
-    left = [name for name in stored.entries if name in turned or name not in known]
+    left = [name for name in stored.entries if name in given.made or name not in known]
     if missing:
         raise WeightFilesError(_why_missing(missing, left, given.made))
     _say_rest(wanted, found, left, anew, fresh, say)
@@ -117,13 +120,14 @@ def fit(
 
 
 class _Names(NamedTuple):
-    """How names of parameters become those of files. sources: as in `FileNames`; taken: all of
-    them."""
+    """How names of parameters become those of files. sources, experts: as in `FileNames`; taken:
+    all of the sources."""
 
     prefix: str
     rename: Mapping[str, str]
     sources: Mapping[str, Sequence[str]]
     taken: Collection[str]
+    experts: Mapping[str, Sequence[Sequence[str]]]
 
 
 def _first(
@@ -132,7 +136,7 @@ def _first(
     """The name that files have a parameter under, its tensor, and those of the files that it is of;
     None: there is none."""
     for name in _candidates(one.names, how):
-        if (made := _entry(entries, name, one.shape)) is not None:
+        if (made := _entry(entries, name, one.shape, how)) is not None:
             return name, *made
     return None
 
@@ -259,67 +263,28 @@ def _candidates(names: Sequence[str], how: _Names) -> Iterator[str]:
             yield changed
         yield from how.sources.get(name, ())
         others = [changed, name]
-        if ".mlp.gate." in changed:
-            others.append(changed.replace(".mlp.gate.", ".block_sparse_moe.gate."))  # of Mixtral's
         if dot := how.prefix and f"{how.prefix}.":
             others.append(changed.removeprefix(dot) if changed.startswith(dot) else dot + changed)
         yield from (other for other in others if other not in how.taken)
 
 
 def _entry(
-    entries: Mapping[str, TensorLocation], name: str, shape: tuple[int, ...]
+    entries: Mapping[str, TensorLocation], name: str, shape: tuple[int, ...], how: _Names
 ) -> tuple[TensorLocation, tuple[str, ...]] | None:
-    """The tensor of a name, and those of the files that it is of; None: there is none."""
+    """The tensor of a name, and those of the files that it is of; None: there is none. Experts that
+    the files have one by one are a tensor of `shape`."""
     if name in entries:
         return entries[name], (name,)
-    for fused, of_one in _FUSED:
-        if match := fused.fullmatch(name):
-            return _fused(entries, match[1], of_one, shape)
-    return None
-
-
-def _fused(
-    entries: Mapping[str, TensorLocation],
-    layer: str,
-    of_one: Sequence[Sequence[str]],
-    shape: tuple[int, ...],
-) -> tuple[TensorLocation, tuple[str, ...]] | None:
-    """The experts of a layer as one tensor of `shape`, where the files have them one by one."""
-    sources: list[str] = []
-    for expert in range(shape[0] if shape else 0):
-        for known in of_one:
-            there = [n for n in (k.format(layer, expert) for k in known) if n in entries]
-            if not there:
-                return None
-            sources.append(there[0])
-    if not sources:
+    each = how.experts.get(name, ())
+    if not each or not shape or len(each) != shape[0]:
         return None
+    sources = [one for expert in each for one in expert]
     first, found = entries[sources[0]], [entries[s] for s in sources]
     rows = sum(e.shape[0] for e in found if e.shape)
     if {(e.dtype, e.shape[1:]) for e in found} != {(first.dtype, first.shape[1:])}:
         return None
     sizes = (shape[0], rows // shape[0], *first.shape[1:])
     return TensorLocation(first.dtype, sizes, tuple(p for e in found for p in e.parts)), (*sources,)
-
-
-_FUSED = (
-    (
-        re.compile(r"(.*)\.mlp\.experts\.gate_up_proj"),
-        (
-            ("{0}.mlp.experts.{1}.gate_proj.weight", "{0}.block_sparse_moe.experts.{1}.w1.weight"),
-            ("{0}.mlp.experts.{1}.up_proj.weight", "{0}.block_sparse_moe.experts.{1}.w3.weight"),
-        ),
-    ),
-    (
-        re.compile(r"(.*)\.mlp\.experts\.down_proj"),
-        (("{0}.mlp.experts.{1}.down_proj.weight", "{0}.block_sparse_moe.experts.{1}.w2.weight"),),
-    ),
-)
-"""By the name of a fused tensor (experts, rows, columns): what the rows of one expert are made of,
-by the names that Qwen-MoE and DeepSeek, and Mixtral, have in their files."""
-
-_OF_EXPERTS = ("MergeModulelist", "MergeModulelist and Concatenate")
-"""What transformers does with the experts of those."""
 
 
 def _check(stored: Stored, wanted: Wanted, name: str, entry: TensorLocation) -> None:

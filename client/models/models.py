@@ -24,7 +24,7 @@ from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
 from ..files.shards import Pretrained
 from ..files.weight_files import WeightFilesError
-from .adapters import AdapterError, adapted, made_of_base, plain_name
+from .adapters import AdapterError, adapted, check_kind, made_of_base, plain_name
 from .factories import (
     ModelError,
     factory_of,
@@ -153,6 +153,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
     else:
         module, recording, files = _made(factory_of(job), job, say)
         changed = changed_by(module, recording, files)
+    check_kind(module)
     setting = "" if job.model.lora else made_of_base(module)
     if setting and starting_files(job) is not None:
         raise ModelError(

@@ -124,6 +124,7 @@ def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], FileNames]:
         prefix = base.base_model_prefix
         sources: dict[str, list[str]] = {}
         made: dict[str, str] = {}
+        parts: dict[str, dict[str, list[str]]] = {}
         # A rule may hold from the first name on that another one begins with: their order counts.
         for name in sorted(names, key=dot_natural_key):
             to, rule = rename_source_key(name, plain, making, prefix, state)
@@ -132,11 +133,27 @@ def _renamed_by(module: nn.Module) -> Callable[[Iterable[str]], FileNames]:
             if rule is None and to in state:
                 sources.setdefault(to, []).append(name)
             elif rule is not None:
-                by = next(m.operations for m in making if rule in m.source_patterns)
-                made[name] = " and ".join(type(operation).__name__ for operation in by)
-        return FileNames(sources, made)
+                by = next(m for m in making if rule in m.source_patterns)
+                how = [(type(o).__name__, getattr(o, "dim", None)) for o in by.operations]
+                if how in _OF_EXPERTS:
+                    parts.setdefault(to, {p: [] for p in by.source_patterns})[rule].append(name)
+                else:
+                    made[name] = " and ".join(kind for kind, _ in how)
+        # Those of one pattern came in the order of their experts.
+        whole = {to: of for to, of in parts.items() if len({*map(len, of.values())}) == 1}
+        return FileNames(
+            sources, made, {to: [*zip(*of.values(), strict=True)] for to, of in whole.items()}
+        )
 
     return renamed
+
+
+_OF_EXPERTS = [
+    [("MergeModulelist", 0)],
+    [("MergeModulelist", 0), ("Concatenate", 1)],
+]
+"""What transformers does with tensors of single experts: the bytes of the result lie one behind the
+other in them."""
 
 
 def _state(module: nn.Module) -> dict[str, Any]:

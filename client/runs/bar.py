@@ -86,7 +86,7 @@ class Bar(Callback):
 
     def on_step(self, run: Run, step: Step) -> None:
         self._hold_out(step.eval_loss)
-        figures = f"loss {step.loss:.4f}{self.held_out} · {step.seconds:.2f} s/step"
+        figures = f"loss {step.loss_text}{self.held_out} · {step.seconds:.2f} s/step"
         self.bar.update(self.task, figures=figures)
         self.bar.update(self.task, completed=max(step.step + 1, self._done()))
 

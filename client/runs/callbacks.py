@@ -109,7 +109,14 @@ def loggers(run: Run) -> list[Callback]:
     return found
 
 
-_NO_NUMBERS = ("step", "round", "replicas")
+def _numbers(row: Row, of: str) -> dict[str, Any]:
+    """What is drawn of a row, by name: no counters, and no mean of nothing."""
+    nothing = not row.get("weight", 1)
+    return {
+        f"{name}{of}": value
+        for name, value in row.items()
+        if name not in ("step", "round", "replicas") and not (nothing and value != value)
+    }
 
 
 class TensorBoard(Callback):
@@ -124,9 +131,8 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             self._board = SummaryWriter(str(self.folder))
-        for name, value in row.items():
-            if name not in _NO_NUMBERS:
-                self._board.add_scalar(f"{name}{of}", value, step)
+        for name, value in _numbers(row, of).items():
+            self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._board is not None:
@@ -159,8 +165,7 @@ class WandbLog(Callback):
                 config=dict(self.job),
             )
         # Rows of replicas come in any order, and a step that is behind another one would be lost.
-        numbers = {f"{k}{of}": v for k, v in row.items() if k not in _NO_NUMBERS}
-        self._run.log({"step": step, **numbers})
+        self._run.log({"step": step, **_numbers(row, of)})
 
     def close(self) -> None:
         if self._run is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...broker import round_rows
 from ...broker.round_rows import RoundRow
+from ...job.words import loss_text
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunEvent, RunState
 from ..files.records import step_numbers
@@ -68,10 +69,15 @@ class Step(Event):
     row: Mapping[str, float | int] = field(default_factory=dict, compare=False)
     """All of it flat, as in metrics.jsonl."""
 
+    @property
+    def loss_text(self) -> str:
+        """Return the loss for people."""
+        return loss_text(self.loss, self.row.get("weight", 1.0))
+
     def __str__(self) -> str:
         held_out = "" if self.eval_loss is None else f", held-out {self.eval_loss:.4f}"
         skipped = f", skipped at loss scale {self.loss_scale:g}" if self.skipped else ""
-        return f"{self.step}: loss {self.loss:.4f}{held_out}{skipped}, {self.seconds:.2f} s"
+        return f"{self.step}: loss {self.loss_text}{held_out}{skipped}, {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -11,11 +11,11 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...job import Job, SettingsError
+from ...job import LIVE, Job, SettingsError
 from ...job.settings import plain
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
@@ -36,6 +36,7 @@ __all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared"]
 
 FIXED = (
     *("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer"),
+    *("train.no_muon",),
     *("sync.virtual_data", "sync.vhl.classes", "sync.vhl.features", "sync.vhl.logits"),
 )
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""
@@ -48,12 +49,14 @@ class GoingOn:
     """A run that goes on from a checkpoint, before it has an id; its blobs are at the broker.
 
     own: its job as it stands on this machine; None where nobody said one here. to: where its
-    outputs go. tokens_per_step: of a step of all replicas together."""
+    outputs go. tokens_per_step: of a step of all replicas together. sidecars: a folder with those
+    of the run that it goes on from; None: they are not here."""
 
     spec: RunSpec
     own: Job | None
     to: str
     tokens_per_step: int
+    sidecars: Path | None = None
 
     def record(self, run: str) -> dict[str, Any]:
         """Return what this machine keeps of it once it is a run of that id."""
@@ -74,8 +77,9 @@ def prepared(
     is looked for. Raises as `Client.go_on` does."""
     if checkpoints.is_folder(source):
         kept = checkpoints.read(source)
-        own, found = job or _recorded(kept.checkpoint.run, to), kept.checkpoint
-        _check_outputs(own, changes)
+        said, sidecars = _recorded(kept.checkpoint.run, to)
+        own, found = job or said, kept.checkpoint
+        _check_outputs(own, changes, sidecars)
         with client.translated():
             spec = checkpoints.upload(client.access, kept, say)
             manifest = _manifest(client.access, spec)
@@ -92,16 +96,22 @@ def prepared(
                 f"run {source} has no checkpoint: its job makes none (output.every), or it ended "
                 "before the first"
             )
-        own, spec, found = job or _recorded(source, to), recalled.spec, recalled.checkpoint
-        _check_outputs(own, changes)
+        said, sidecars = _recorded(source, to)
+        own, spec, found = job or said, recalled.spec, recalled.checkpoint
+        _check_outputs(own, changes, sidecars)
         with client.translated():
             manifest = _manifest(client.access, spec)
+            if job is not None and said is None:
+                _bring_data(client.access, own, Job.from_json(spec.job), spec, manifest, say)
     before = Job.from_json(spec.job)
     if own is not None:
         before = job or before.with_places(own)
     wanted = before.with_changes(changes)
     if job is None:
         check_same(before, wanted)  # a factory or a source by --set, too
+    elif said is not None:
+        _check_places(said, wanted)
+    wanted.check_idle(Job.from_json(spec.job))
     spec, wanted = gone_on(spec, found, wanted, manifest)
     if to is not None:
         wanted = replace(wanted, output=replace(wanted.output, to=str(to)))
@@ -109,25 +119,63 @@ def prepared(
         spec=spec,
         own=None if own is None else wanted,
         to=wanted.output.to,
-        tokens_per_step=wanted.train.batch * (manifest.length or 1),
+        tokens_per_step=wanted.train.batch * wanted.data.positions,
+        sidecars=sidecars,
     )
 
 
-def _check_outputs(own: Job | None, changes: tuple[str, ...]) -> None:
+def _check_outputs(own: Job | None, changes: tuple[str, ...], sidecars: Path | None) -> None:
     """Raise SettingsError where the job, as it stands here, names a log that nothing here can
-    write, or a Hub that it may not push to: as at a submission, before anything is sent."""
-    if own is not None:
-        check_outside(own.with_changes(changes))
+    write, a Hub that it may not push to, or an export that lacks its config: as at a submission,
+    before anything is sent."""
+    if own is None:
+        for key in (change.partition("=")[0].strip() for change in changes):
+            if key.startswith(("log.", "output.format", "output.push")):
+                raise SettingsError(
+                    key, "is of who submitted the run, from another machine: expected --job FILE"
+                )
+        return
+    wanted = own.with_changes(changes)
+    check_outside(wanted)
+    if (form := wanted.output.format) == "safetensors":
+        return
+    config = "config.json" if form == "hf" else "adapter_config.json"
+    if sidecars is None or not (sidecars / config).is_file():
+        raise SettingsError(
+            "output.format",
+            f'is "{form}", which needs the {config} that was kept when the run was submitted '
+            "(RUN/sidecars), and it is not here: go on where that is (--to FOLDER, of the runs' "
+            "folders), or with --set output.format=safetensors",
+        )
 
 
-def _recorded(run: str, to: Path | str | None) -> Job | None:
-    """Return the job of a run that this machine submitted: as it was said here, whatever a broker
-    or a checkpoint has of it."""
-    if not is_file_name(run):
-        return None
+def _check_places(said: Job, wanted: Job) -> None:
+    """Raise SettingsError for another model or other data than the run was submitted with from
+    here, which neither broker nor checkpoint can tell."""
+    kept = replace(
+        said, model=_fetched(said.model, wanted.model), data=_fetched(said.data, wanted.data)
+    )
+    data = replace(wanted.data, partition=kept.data.partition)
+    check_same(kept, replace(kept, model=wanted.model, data=data))
+
+
+def _fetched(had: Any, has: Any) -> Any:
+    """A table of a record, in which a Hub is a folder by now, and a live object none, with the
+    names that those have in another one."""
+    both = ((f.name, getattr(had, f.name), getattr(has, f.name)) for f in fields(has))
+    named = {k: v for k, was, v in both if f"{was}".startswith(LIVE) or f"{v}".startswith("hf://")}
+    return replace(had, **named)
+
+
+def _recorded(run: str, to: Path | str | None) -> tuple[Job | None, Path | None]:
+    """Return the job of a run that this machine submitted, as it was said here, whatever a broker
+    or a checkpoint has of it; and the folder of its sidecars."""
     places = dict.fromkeys((local_folder(to or "runs"), Path("runs")))
-    jobs = (own_job(read_run(place / run)) for place in places)
-    return next((job for job in jobs if job is not None), None)
+    for folder in (place / run for place in places if is_file_name(run)):
+        if (job := own_job(read_run(folder))) is not None:
+            there = folder / "sidecars"
+            return job, there if there.is_dir() else None
+    return None, None
 
 
 def _manifest(access: Access, spec: RunSpec) -> Manifest:
@@ -228,12 +276,13 @@ def _first(key: str, had: Any, has: Any) -> str:
 
 
 def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> tuple[RunSpec, Job]:
-    """The spec of a run that goes on from a checkpoint of another one, and its job. Microbatches
-    stay as they were, where the job leaves them to the planner. Raises SettingsError for a key that
-    may not change."""
+    """The spec of a run that goes on from a checkpoint of another one, and its job. Microbatches,
+    and matrices that Muon leaves, stay as they were where the job leaves them open. Raises
+    SettingsError for a key that may not change."""
     before = Job.from_json(spec.job)
-    if job.train.microbatch == "auto":
-        job = replace(job, train=replace(job.train, microbatch=before.train.microbatch))
+    kept = ("microbatch", "no_muon")
+    left = {key: getattr(before.train, key) for key in kept if getattr(job.train, key) == "auto"}
+    job = replace(job, train=replace(job.train, **left))
     mine, was = job.data.partition, before.data.partition
     if was is not None and (mine is None or replace(mine, clients=was.clients) == was):
         job = replace(job, data=replace(job.data, partition=was))  # data says how many clients

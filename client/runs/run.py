@@ -280,14 +280,16 @@ class Run:
         names, and to the Hub that it wants it pushed to, if it does. Cut off and called again, it
         goes on where it was.
 
-        Raises ExportError for "hf" and "peft" where nothing was kept at submission, PushError where
-        all is written and not pushed.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission, and for a path
+        among the files that the run began with; PushError where all is written and not pushed.
         """
         from ..files.weight_writer import files_of
-        from .weights import write
+        from .weights import check_beside, write
 
         kind = format or output_of(read_run(self.folder)).format
         target = None if path is None else Path(path)
+        if target is not None:
+            check_beside(own_job(read_run(self.folder)), target)
         if kind == "peft":
             written = write(self.adapter(), self.folder, target, kind)
         elif kind == "hf" and (self.folder / "sidecars" / "adapter_names.json").is_file():

@@ -11,6 +11,7 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -176,4 +177,6 @@ class Client(BrokerCalls):
         run = Run(self, self.submit_spec(found.spec), found.to)
         with self._cancelled_unless(run):
             write_run(run.folder, found.record(run.id))
+            if found.sidecars is not None:
+                shutil.copytree(found.sidecars, run.folder / "sidecars")
         return run

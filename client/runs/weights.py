@@ -16,6 +16,8 @@ from typing import Literal, Self
 
 from torch import Tensor
 
+from ...job import Job
+from ...net.surroundings import user_path
 from ...net.web.places import Origin
 from ...proto.broker_pb2 import RunEvent, Weights
 from ..access import Access
@@ -25,7 +27,7 @@ from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
 from ..uploading import transfer
 
-__all__ = ["CheckpointWriter", "ExportError", "brought", "write"]
+__all__ = ["CheckpointWriter", "ExportError", "brought", "check_beside", "write"]
 
 _PARTS = ".parts"
 _FOLDERS = {
@@ -85,6 +87,23 @@ def _parts_of(folder: Path) -> Iterator[Path]:
                 yield Path(name) / "files"
     finally:
         os.close(held)
+
+
+def check_beside(base: Job | None, path: Path) -> None:
+    """Raise ExportError where an export at `path` would lie among the files that a job begins with,
+    in whose place it would come."""
+    if base is None:
+        return
+    named = [n for n in base.model.weight_names if n != "init" and "://" not in n]
+    if base.model.factory.startswith("hf:"):
+        named.append(base.model.factory.removeprefix("hf:"))
+    for begun in (home / user_path(n) for n in named for home in (base.folder, Path())):
+        into = {path.resolve(), (path / begun.name).resolve()}
+        if begun.exists() and any(p.is_relative_to(begun.resolve()) for p in into):
+            raise ExportError(
+                f"{path} is in {begun.resolve()}, which the run began with, and an export would "
+                "take the place of its files: expected another folder"
+            )
 
 
 def write(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...broker.round_rows import RoundRows
-from ...job.words import count_of
-from ...proto.broker_pb2 import RunEvent
+from ...job.words import count_of, loss_text
+from ...proto.broker_pb2 import Evaluation, Outcome, RunEvent
 from .progress import note_of
 from .text import safe
 
@@ -16,33 +16,37 @@ _TIME = 10
 """Columns of the time; of a run of over a thousand hours it takes more."""
 
 
+def _loss(of: Outcome | Evaluation) -> str:
+    return loss_text(of.loss, of.weight)
+
+
 class _Steps:
     """Committed steps of one term, one after the other. who: "" or the replica that made them."""
 
     def __init__(self, first: RunEvent, who: str) -> None:
         self.at_s, self.term, self.first = first.at_s, first.term, first.step.step
-        self.who, self.began_with = who, first.step.outcome.loss
+        self.who, self.began_with = who, _loss(first.step.outcome)
         self.count, self.seconds, self.held_out = 0, 0.0, ""
         self.skipped = self.loss_scale = 0.0
 
     def add(self, event: RunEvent) -> None:
         done = event.step
-        self.last, self.loss = done.step, done.outcome.loss
+        self.last, self.loss = done.step, _loss(done.outcome)
         self.count += 1
         self.seconds += done.seconds
         self.skipped += done.outcome.skipped
         self.loss_scale = done.outcome.loss_scale
         if done.HasField("evaluation"):
-            self.held_out = f" · held-out {done.evaluation.loss:.4f}"
+            self.held_out = f" · held-out {_loss(done.evaluation)}"
 
     def __str__(self) -> str:
-        each = f"{self.loss:.4f} · {self.seconds / self.count:.2f} s/step{self.held_out}"
+        each = f"{self.loss} · {self.seconds / self.count:.2f} s/step{self.held_out}"
         if self.skipped:
             each += f" · {self.skipped:g} skipped, loss scale {self.loss_scale:g}"
         if self.count == 1:
             return f"{self.who}step {self.last} · loss {each}"
         steps = f"{self.who}steps {self.first} to {self.last}"
-        return f"{steps} · loss {self.began_with:.4f} -> {each}"
+        return f"{steps} · loss {self.began_with} -> {each}"
 
 
 class _Lines:

@@ -6,6 +6,7 @@ import json as json_module
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,11 +15,11 @@ from rich.text import Text
 
 from ...broker import round_rows
 from ...broker.round_rows import RoundRow, RoundRows
-from ...job.words import count_of, some_of
+from ...job.words import count_of, loss_text, some_of
 from ...net.finite import finite
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
-from ..files.records import evaluation_numbers, step_numbers
+from ..files.records import evaluation_numbers, read_run, step_numbers
 from ..runs.bar import on_clock, progress_bar, time_left
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
@@ -48,7 +49,7 @@ def follow(run: Run, *, json: bool, since: int = 0, verbose: bool = False) -> Ru
     recorder, wire = run.recorder(), CompressionSums(run.client.names)
     state, played = RunState(run=run.id), RoundRows(keep=False)
     view: _Bar | _Lines | _Json
-    told = _Told(run, recorder.tokens_per_step, verbose=verbose)
+    told = _Told(run, recorder.tokens_per_step, _counted(recorder.folder), verbose=verbose)
     view = _Json(recorder.tokens_per_step) if json else _Lines(told)
     if not json and sys.stderr.isatty():
         view = _Bar(told)
@@ -176,11 +177,20 @@ def _apart(state: RunState) -> bool:
     return len(state.replicas) > 1
 
 
+def _counted(folder: Path) -> str:
+    """What a step has so many of, for people."""
+    data = read_run(folder).get("job", {}).get("data", {})
+    return "samples" if data.get("kind") == "arrays" else "tokens"
+
+
 class _Told:
     """What people read of a run while it goes on."""
 
-    def __init__(self, run: Run, tokens_per_step: int, *, verbose: bool) -> None:
+    def __init__(
+        self, run: Run, tokens_per_step: int, counted: str = "tokens", *, verbose: bool
+    ) -> None:
         self.run, self.tokens_per_step, self.verbose = run, tokens_per_step, verbose
+        self.counted = counted
         self.planned = False
         """Whether a plan was told in full: of the ones behind it a line is enough."""
         self.formed = False
@@ -213,15 +223,15 @@ class _Told:
         """The figures of a step; the newest held-out loss stays."""
         done = event.step
         if done.HasField("evaluation"):
-            self.held_out = f"held-out {done.evaluation.loss:.4f}"
-        parts = [f"loss {done.outcome.loss:.4f}", self.held_out]
+            self.held_out = f"held-out {loss_text(done.evaluation.loss, done.evaluation.weight)}"
+        parts = [f"loss {loss_text(done.outcome.loss, done.outcome.weight)}", self.held_out]
         if done.outcome.skipped:
             parts.append(f"skipped: overflow at loss scale {done.outcome.loss_scale:g}")
         if self.verbose:
             parts += [f"lr {done.outcome.lr:.2e}", f"norm {done.outcome.grad_norm:.3g}"]
         if self.tokens_per_step and done.seconds > 0:
             own = self.tokens_per_step / max(1, len(state.replicas))
-            parts.append(f"{number(own / done.seconds)} tokens/s")
+            parts.append(f"{number(own / done.seconds)} {self.counted}/s")
         parts.append(f"{done.seconds:.2f} s/step")
         return " · ".join(filter(None, parts))
 

@@ -113,10 +113,10 @@ def _linear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
 
 
 def _int8(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
-    """(…, k), a matrix of k times m numbers, and m scales."""
+    """(…, k), a matrix of k times m numbers, or one for each group of rows, and m scales of it."""
     a, b, scale = (_value(_arg(op, i, n)) for i, n in enumerate(("x", "weight", "scale")))
     if a in specs and scale in specs and _sides(a, b, weights)[0]:
-        yield a, specs[a].sizes[-1], specs[scale].elements
+        yield a, specs[a].sizes[-1], max(specs[scale].sizes[-2:])
 
 
 def _grouped(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
@@ -204,7 +204,7 @@ _PRODUCTS: dict[str, Callable[[Operator, Specs, Collection[str]], Factors]] = {
     "aten.linear.default": _linear,
     "aten.einsum.default": _einsum,
     "shoal.grouped_mm.default": _grouped,
-    "shoal.int8_linear.default": _int8,
+    **{f"shoal.{name}.default": _int8 for name in ("int8_linear", "int8_grouped_mm")},
     "aten.bilinear.default": _bilinear,
     **{f"aten.{n}.default": _matmul(0) for n in ("matmul", "mm", "bmm", "mv", "dot")},
     **{f"aten.{n}.default": _matmul(1) for n in ("addmm", "addbmm", "baddbmm", "addmv")},

@@ -53,7 +53,9 @@ RANDOM = frozenset(
 )
 """Shoal's own: random operators whose masks are counter-based (dag/ir/random.py)."""
 
-EXPERTS = frozenset({"shoal.grouped_mm.default", "shoal.histogram.default"})
+EXPERTS = frozenset(
+    f"shoal.{name}.default" for name in ("grouped_mm", "int8_grouped_mm", "histogram")
+)
 """Shoal's own: the routing of mixtures of experts, in place of kernels that trust the offsets they
 are given (dag/ir/experts.py)."""
 

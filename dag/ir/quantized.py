@@ -14,7 +14,7 @@ of q or scale: neither is ever trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "int8_embedding",
     "int8_linear",
     "quantized",
+    "scale_sizes",
     "slice_rows",
     "slices",
 ]
@@ -36,19 +37,24 @@ _MOST = 127
 
 
 def quantized(weight: Tensor, outputs: int = 0) -> tuple[Tensor, Tensor]:
-    """The int8 numbers of a floating weight (2 dimensions), in its shape, and its float32 scales:
-    (out, 1) for outputs in rows, (1, out) for `outputs` = 1. Raises ValueError for a weight that is
-    not finite."""
+    """The int8 numbers of a floating weight, in its shape, and its float32 scales: (…, out, 1) for
+    outputs in rows, (…, 1, out) for `outputs` = 1. Raises ValueError for a weight that is not
+    finite."""
     wide = weight.detach().float()
     if not wide.numel():
-        sizes = [1 if d == 1 - outputs else n for d, n in enumerate(wide.shape)]
-        return wide.to(torch.int8), wide.new_ones(sizes)
-    most = wide.abs().amax(1 - outputs, keepdim=True)
+        return wide.to(torch.int8), wide.new_ones(scale_sizes(wide.shape, outputs))
+    most = wide.abs().amax(-1 - outputs, keepdim=True)
     if not bool(most.isfinite().all()):
         raise ValueError("a weight is infinite or NaN: expected finite ones for int8")
     scale = most / _MOST
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
     return (wide / scale).round_().to(torch.int8), scale
+
+
+def scale_sizes(sizes: Sequence[int], outputs: int) -> tuple[int, ...]:
+    """Sizes of the scales of a weight."""
+    *before, rows, columns = sizes
+    return (*before, 1, columns) if outputs else (*before, rows, 1)
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,13 +3,14 @@ makes here. Nothing is read or made before it is asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ...dag.ir.graph import Graph, TensorSpec
-from ...dag.ir.quantized import quantized, slice_rows
+from ...dag.ir.quantized import quantized, scale_sizes, slice_rows
 from ...dag.ir.recipe import Recipe, RecipeError, make
 from ...dag.transforms.split_weights import scale_name, weight_of
 from ...net.links.buffers import TrimmedHeap
@@ -116,22 +117,22 @@ class ByGraph(Mapping[str, Tensor]):
         found, beside = starting_spec(self._files, there), self._graph.spec.get(f"param:{scale}")
         spec = self._graph.spec[f"param:{name}"]
         assert found is not None, "its spec is there"
-        rows, columns = spec.sizes if len(spec.sizes) == 2 else (0, 0)
-        if found.shape != spec.sizes or beside not in (
-            by_row := TensorSpec((rows, 1), "float32"),
-            TensorSpec((1, columns), "float32"),
-        ):
+        both = (0, 1) if len(spec.sizes) in (2, 3) else ()
+        sides = [TensorSpec(scale_sizes(spec.sizes, of), "float32") for of in both]
+        if found.shape != spec.sizes or beside is None or beside not in sides:
             got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
             raise WeightError(
-                f"weights of {name!r}, in 8 bits: expected a matrix like {spec!r} with scales for "
-                f"its rows or columns, got {got!r} with {beside!r}"
+                f"weights of {name!r}, in 8 bits: expected matrices like {spec!r} with scales "
+                f"for their rows or columns, got {got!r} with {beside!r}"
             )
         numbers, scales = torch.empty(spec.sizes, dtype=torch.int8), []
-        most = slice_rows(columns) if beside == by_row else max(1, rows)
+        rows, *columns = spec.sizes
+        outputs = sides.index(beside)  # of columns a row alone does not tell the scales
+        most = max(1, rows) if outputs and len(columns) == 1 else slice_rows(math.prod(columns))
         for at in range(0, rows, most):
             part = starting_rows(self._files, there, at, min(rows, at + most))
             try:
-                numbers[at : at + most], scale_of_part = quantized(part, int(beside != by_row))
+                numbers[at : at + most], scale_of_part = quantized(part, outputs)
             except ValueError as error:
                 raise WeightError(f"weights of {name!r}: {error}") from None
             scales.append(scale_of_part)

@@ -53,12 +53,12 @@ def csv_rows(
 ) -> Iterator[tuple[int, dict[str, str | None] | ValueError]]:
     """Line and row of a file with a header, where None stands for what a row has not; a ValueError
     in place of a row that has more than the header, as one with a comma outside of quotes. `names`:
-    columns that it must have, each once. Raises DataError."""
+    columns that it must have, each once; none: it has whichever, each once. Raises DataError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             there = reader.fieldnames or ()
-            for name in names:
+            for name in names or dict.fromkeys(filter(None, there)):
                 if (count := there.count(name)) != 1:
                     what = f"{count} columns" if count else "no column"
                     raise DataError(f"{path} has {what} {name!r}, it has {sorted(there)}")

@@ -123,6 +123,45 @@ def test_results_of_another_model_or_data_are_not_taken(
     assert found == seen
 
 
+def test_values_that_do_not_go_together_are_named_before_anything_runs(tmp_path: Path) -> None:
+    changes = ["sync.method=powersgd,exact", "plan.pipelines=1,2", "codec.sync=none"]
+    scenario = SimOptions(scenario="testbed-8", report=tmp_path / "grid")
+    with pytest.raises(SettingsError) as refused:
+        Sweep(scenario, changes, 3)
+    first, *rest = str(refused.value).splitlines()
+    assert first.startswith("1 of the grid's 4 settings cannot be, and none was run; leave their")
+    (one,) = rest
+    assert one.startswith("  sync.method=powersgd, plan.pipelines=1: `sync.method` is")
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_setting_that_cannot_run_is_said_and_the_others_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(given: SimOptions, front: Front) -> Summary:
+        assert given.report is not None
+        if "noloco" in given.report.name:
+            raise SettingsError("sync.method", "does not go with this model")
+        setting = Setting.of(given)
+        summary = Summary(name="x", world="w", seed=setting.seed, job=plain(setting.job))
+        point = dict(step=1, samples=4, sent_bytes=8, seconds=1.0, loss=2.0, held_out=None)
+        given.report.mkdir(parents=True, exist_ok=True)
+        write_json(replace(summary, course=(point,)), given.report / "summary.json")
+        return summary
+
+    monkeypatch.setattr(grids, "simulated", simulated)
+    said: list[str] = []
+    changes = ["sync.method=noloco,saps,ring", "sync.options={}"]
+    assert Sweep(options(tmp_path), changes, 1).run(NOBODY, said.append) == 1
+    assert "sync.method=noloco, seed 5: REFUSED: `sync.method` does not go" in said[0]
+    assert "sync.method=saps, seed 5: " in said[1]
+    assert (tmp_path / "compare.json").is_file()
+    with pytest.raises(SettingsError, match="does not go with this model"):
+        Sweep(options(tmp_path), ["sync.method=noloco,saps", "sync.options={}"], 1).run(
+            NOBODY, said.append
+        )
+
+
 @pytest.mark.parametrize(
     ("more", "changes", "says"),
     [

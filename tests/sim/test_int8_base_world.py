@@ -46,7 +46,19 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "lora": {"r": 4, "target_modules": "auto", "fan_in_fan_out": True},
     },
+    "mixtral": {
+        "factory": f"{__name__}:mixtral",  # its experts are in one tensor
+        "lora": {"r": 4, "target_modules": ["q_proj"]},
+    },
 }
+
+
+def mixtral() -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    return MixtralForCausalLM(MixtralConfig(**sizes, **heads, max_position_embeddings=32))
 
 
 def job(name: str, **model: Any) -> Job:
@@ -70,8 +82,8 @@ def rounded(lab: Any) -> nn.Module:
     }  # (in, out)
     with torch.no_grad(), models.ready(found, lab.job):
         for p in found.parameters():
-            if not p.requires_grad and p.dim() == 2:
-                scale = p.abs().amax(0 if p in columns else 1, keepdim=True) / 127
+            if not p.requires_grad and p.dim() in (2, 3):  # experts: (experts, out, in)
+                scale = p.abs().amax(-2 if p in columns else -1, keepdim=True) / 127
                 p.copy_((p / scale).round() * scale)
     return found
 

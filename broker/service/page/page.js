@@ -73,7 +73,7 @@ function figures(run) {
     ["held-out", run.held_out === undefined ? null : run.held_out.toPrecision(4)],
     ["per step", run.step_s ? seconds(run.step_s) : null],
     ["planned", run.step_s && run.plans.length && run.plans[0].predicted_s ? seconds(run.plans[0].predicted_s) : null],
-    ["tokens/s", run.tokens_per_s ? short(run.tokens_per_s) : null],
+    ["tokens/s (samples, of arrays and chats)", run.tokens_per_s ? short(run.tokens_per_s) : null],
     ["sent per step", run.sent_bytes_per_step ? bytes(run.sent_bytes_per_step) : null],
     ["peers compute", run.busy ? `${Math.round(100 * run.busy)} %` : null],
     ["left", run.left_s ? seconds(run.left_s) : null],

@@ -85,6 +85,11 @@ def _time_steps(given: Given) -> int:
     return sizes[1 if flag(given, "batch_first") else 0] * layers * ways
 
 
+def _expert_slices(given: Given) -> int:
+    experts, *sizes = rank(tensor(given, "weight"), "weight", 3, 3)
+    return experts * _slices(sizes)
+
+
 def _unrolled(given: Given) -> int:
     """`_trilinear` goes through one dimension of three tensors that are broadcast."""
     sizes = [1]
@@ -99,6 +104,7 @@ STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tan
     "aten.bilinear.default": lambda g: max((1, *tensor(g, "weight").sizes)),
     "aten.diff.default": lambda g: min(integer(g, "n"), _size(g)),
     "shoal.grouped_mm.default": lambda g: rank(tensor(g, "weight"), "weight", 3, 3)[0],
+    "shoal.int8_grouped_mm.default": _expert_slices,
     "shoal.int8_linear.default": lambda g: _slices(rank(tensor(g, "weight"), "weight", 2, 2)),
 }
 

@@ -26,12 +26,12 @@ def event(at_s: float, **kind: Any) -> RunEvent:
     return RunEvent(at_s=at_s, **kind)
 
 
-def log(*losses: float | None, versions: bool = False) -> list[RunEvent]:
+def log(*losses: float | None, versions: bool = False, weight: float = 1.0) -> list[RunEvent]:
     """A step a second from second 10 on, with such an evaluation behind it or (None) none."""
     states = [(3.0, BUILDING), (9.0, RUNNING)]
     found = [event(t, state=RunState(phase=phase)) for t, phase in states]
     for k, loss in enumerate(losses):
-        tried = None if loss is None else Evaluation(loss=loss)
+        tried = None if loss is None else Evaluation(loss=loss, weight=weight)
         if versions:
             found.append(event(10.0 + k, round_done=RoundDone(round=k)))
             if tried:
@@ -58,6 +58,7 @@ CASES: list[tuple[dict[str, Any], list[RunEvent], int | None, str]] = [
     ({"no_better_for": 2}, log(3.0, 3.0, 2.0, 2.5, None, 2.0), 7, "2 evaluations in a row"),
     ({"no_better_for": 2}, log(3.0, 4.0, 2.0, 2.5, 1.0), None, ""),
     ({"no_better_for": 1}, log(math.nan), 2, "no better"),
+    ({"no_better_for": 1}, log(math.nan, math.nan, weight=0.0), None, ""),
     ({"time": "2.5s"}, log(None, None, None), 4, "has lasted 3 s"),
     ({"time": "2.5s"}, log(None, None, None, versions=True), 4, "has lasted 3 s"),
     ({"time": "2.5s", "loss": 2.0}, log(1.0, None, None), 2, "held-out loss"),

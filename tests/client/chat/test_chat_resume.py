@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,8 @@ async def test_a_chat_run_goes_on_with_the_same_samples(lab: Lab, tmp_path: Path
             kept = min((tmp_path / "runs" / whole.id).glob("checkpoint-*"))
             last = client.go_on(str(kept), to=tmp_path / "runs")
             last.wait()
+            assert last.recorder().tokens_per_step == 2 * 64
+            assert (last.export(format="hf") / "config.json").is_file()
             assert losses(last) == {n: wanted[n] for n in range(int(kept.name[-6:]), STEPS)}
             # So they are of another tokenizer, and of a file of the same size and time.
             folder, time = tmp_path / "model", source.stat().st_mtime_ns
@@ -92,7 +95,7 @@ def refused(client: Any, folder: Path) -> None:
 class Asked:
     """A client and a checkpoint of which no more is asked than what it is of."""
 
-    checkpoint = spec = None
+    spec, checkpoint = None, SimpleNamespace(run="r-1")
 
     def is_open(self, run: str) -> bool:
         return False

@@ -107,6 +107,12 @@ def test_a_column_that_is_whole_in_one_file_is_a_number_in_all(tmp_path: Path) -
     assert several == one
 
 
+def test_a_column_of_records_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,completion,completion,\nhi,one,two,\n")
+    with pytest.raises(DataError, match=r"a\.csv has 2 columns 'completion'"):
+        walked(tmp_path / "a.csv", "instructions")
+
+
 def test_a_row_of_csv_with_a_comma_too_many_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('prompt,completion\n"Say hi, please",Hi\nSay ho, please,Ho\n')
     with pytest.raises(DataError, match=r"a\.csv:3: the row has more than the 2 values"):

@@ -125,7 +125,26 @@ def test_a_dataset_of_the_library_is_a_sequence_too(folder: Path) -> None:
     assert read(live, folder / "a").manifest == read(plain, folder / "b").manifest
 
 
-@pytest.mark.parametrize(("dataset", "says"), [([], "no record"), ({"train": []}, "one split")])
+class Table:
+    """As pandas has it: with a length, and columns by name."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, name: str) -> list[str]:
+        return {"text": ["a", "b"]}[name]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        ([], "no record"),
+        ({"train": []}, "one split"),
+        (iter(RECORDS["chat"]), "one split"),
+        ({"a", "b"}, "is a set: expected a sequence"),
+        (Table(), "is a Table: expected a sequence"),
+    ],
+)
 def test_what_is_no_sequence_of_records_is_refused(dataset: Any, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         Job.from_hf(Live(), tokenizer(), dataset, steps=1)

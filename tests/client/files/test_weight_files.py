@@ -21,7 +21,7 @@ from shoal.client.files.exported import opened
 from shoal.client.files.shards import Pretrained
 from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.models import fitting
-from shoal.client.models.fitting import Wanted, fit
+from shoal.client.models.fitting import FileNames, Wanted, fit
 from shoal.dag.transforms.split_weights import blocks
 from shoal.net.web.web import Web
 from shoal.peer.blobs.weight_shards import WeightManifest, WeightShard
@@ -307,36 +307,20 @@ def test_a_tied_parameter_with_two_values_is_refused(
         fit(find([str(tmp_path / "other.safetensors")]), one)
 
 
-@pytest.mark.parametrize("mixtral", [False, True])
-def test_experts_in_files_of_their_own_become_one_tensor(tmp_path: Path, mixtral: bool) -> None:
-    """As transformers 5 keeps them: what it makes of the files is the oracle in its own tests; here
-    it is torch's stack and cat."""
-    layer = "model.layers.0."
-    kinds = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    home = "block_sparse_moe" if mixtral else "mlp"
-    one = {
-        f"{layer}{home}.experts.{e}.{kind}.weight": torch.randn(4, 6)
-        for e in range(3)
-        for kind in kinds
-    }
-    one[f"{layer}{home}.gate.weight"] = torch.randn(3, 6)
+def test_experts_in_files_of_their_own_become_one_tensor(tmp_path: Path) -> None:
+    """Which they are transformers says, in its own tests; what is made of them is torch's stack and
+    cat. Another number of them is another model."""
+    names = [(f"{e}.gate", f"{e}.up") for e in range(3)]
+    one = {name: torch.randn(4, 6) for each in names for name in each}
     stored = find([str(folder(tmp_path / "w", 2, one))])
-
-    def of(e: int, kind: str) -> Tensor:
-        return one[f"{layer}{home}.experts.{e}.{kind}.weight"]
-
-    both = torch.stack([torch.cat([of(e, kinds[0]), of(e, kinds[1])]) for e in range(3)])
-    down = torch.stack([of(e, kinds[2]) for e in range(3)])
-    fused = {
-        f"{layer}mlp.experts.gate_up_proj": both,
-        f"{layer}mlp.experts.down_proj": down,
-        f"{layer}mlp.gate.weight": one[f"{layer}{home}.gate.weight"],
-    }
-    said: list[str] = []
-    peer = as_a_peer(fit(stored, wanted(fused), say=said.append))
-    assert said == []
-    assert all(same(peer[name], tensor) for name, tensor in fused.items())
-    assert same(peer.rows(f"{layer}mlp.experts.gate_up_proj", 1, 3), both[1:])
+    both = torch.stack([torch.cat([one[gate], one[up]]) for gate, up in names])
+    told = FileNames(experts={"both": names})
+    peer = as_a_peer(fit(stored, wanted({"both": both}), renamed=lambda names: told))
+    assert same(peer["both"], both)
+    assert same(peer.rows("both", 1, 3), both[1:])
+    for shape in ((2, 12, 6), (4, 6, 6), (3, 6, 8)):
+        with pytest.raises(WeightFilesError, match=r"are missing \(both\)|shape|\[3, 8, 6\]"):
+            fit(stored, wanted({"both": torch.zeros(shape)}), renamed=lambda names: told)
 
 
 # ---------------------------------------------------------------- manifests from the network

@@ -4,6 +4,7 @@ their values are made of."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 from shoal.client import submission  # noqa: E402
 from shoal.client.models import models  # noqa: E402
 from shoal.client.models.adapters import (  # noqa: E402
+    AdapterError,
     merged,
     of_adapter,
     plain_name,
@@ -25,7 +27,7 @@ from shoal.client.models.adapters import (  # noqa: E402
 )
 from shoal.client.runs import weights  # noqa: E402
 from shoal.dag.ir.recipe import make  # noqa: E402
-from shoal.job import Job  # noqa: E402
+from shoal.job import Job, SettingsError  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),
@@ -153,33 +155,114 @@ class Net(nn.Module):
     def forward(self, x, y):
         return F.cross_entropy(self.b(self.a(x).relu()), y)
 
-def make(**settings):
-    return peft.inject_adapter_in_model(peft.LoraConfig(r=2, **settings), Net())
+def make(kind="LoraConfig", whole=False, **settings):
+    config = getattr(peft, kind)(**settings)
+    return (peft.get_peft_model if whole else lambda m, c: peft.inject_adapter_in_model(c, m))(
+        Net(), config
+    )
 """
+KINDS: dict[str, dict[str, Any]] = {
+    "IA3Config": {"target_modules": ["a", "b"], "feedforward_modules": ["b"]},
+    "OFTConfig": {"target_modules": ["a"], "oft_block_size": 2},
+    "LoHaConfig": {"target_modules": ["a"]},
+    "LoKrConfig": {"target_modules": ["a"]},
+    "AdaLoraConfig": {"target_modules": ["a"], "total_step": 9},
+}
+
+
+def own_job(folder: Path, **model: Any) -> Job:
+    (folder / "own.py").write_text(OWN)
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"a.weight": (8, 4), "a.bias": (8,), "b.weight": (3, 8), "b.bias": (3,)}
+    values = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+    save_file(values, folder / "base.safetensors")
+    numbers = {"x": torch.randn(9, 4, generator=generator), "y": torch.arange(9) % 3}
+    save_file(numbers, folder / "data.safetensors")
+    return Job(
+        model={"factory": "own.py:make", **model},
+        data={"kind": "arrays", "source": "data.safetensors"},
+        train={"steps": 1, "batch": 2, "eval_every": 0},
+        output={"format": "peft"},
+        folder=folder,
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kind", ["LoHaConfig", "LoKrConfig", "AdaLoraConfig"])
+def test_an_adapter_that_would_not_be_pefts_is_refused(
+    kind: str, whole: bool, tmp_path: Path
+) -> None:
+    args = {"kind": kind, "whole": whole, **KINDS[kind]}
+    with pytest.raises(AdapterError, match=rf"peft's {kind[:-6].upper()}, which .* expected LoRA"):
+        models.build(own_job(tmp_path, args=args))
+
+
+@pytest.mark.parametrize("weights_", ["init", "base.safetensors"])
+@pytest.mark.parametrize(
+    ("kind", "whole"),
+    [("IA3Config", True), pytest.param("OFTConfig", False, marks=pytest.mark.slow)],
+)
+def test_other_adapters_are_pefts_over_any_base(
+    kind: str, whole: bool, weights_: str, tmp_path: Path
+) -> None:
+    """At the begin the loss is that of the base; trained, both exports are what peft computes. That
+    the graph's gradients are the module's is proved at each submission."""
+    args = {"kind": kind, "whole": whole, **KINDS[kind]}
+    job = own_job(tmp_path, args=args, weights=weights_)
+    numbers = load_file(tmp_path / "data.safetensors")
+    if weights_ != "init":
+        fresh = replace(job, model=replace(job.model, fresh=("b.bias",)))
+        with (
+            pytest.raises(SettingsError, match=r"output\.format.* b\.bias begin fresh"),
+            submission.prepare(fresh),
+        ):
+            pass
+    with submission.prepare(job) as prepared:
+        names = [p.name for p in prepared.graph.parameters if p.trainable]
+    built = models.build(job)
+    plain = plain_name(built)
+    trained = {plain(n): p for n, p in built.named_parameters() if p.requires_grad}
+    assert sorted(names) == sorted(trained)
+    base = namespace()["Net"]()
+    state = {plain(n): t for n, t in built.state_dict().items() if plain(n) not in trained}
+    base.load_state_dict(state)
+    if weights_ != "init":
+        files = load_file(tmp_path / weights_)
+        assert all(torch.equal(state[name], tensor) for name, tensor in files.items())
+    assert float(built(**numbers)) == pytest.approx(float(base(**numbers)), rel=1e-6)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in trained.values():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.1)
+    wanted = float(built(**numbers))
+    sidecars = tmp_path / "sidecars"
+    sidecars.mkdir()
+    _, kept = save_config(built, sidecars)
+    exported = of_adapter(trained, json.loads(kept.read_text()))
+    loaded = peft.PeftModel.from_pretrained(base, weights.write(exported, tmp_path, None, "peft"))
+    assert float(loaded(**numbers)) == pytest.approx(wanted, rel=1e-6)
+    assert float(merged(built)(**numbers)) == pytest.approx(wanted, rel=1e-5)
+
+
+def namespace() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(OWN, found)
+    return found
 
 
 def test_an_adapter_that_was_made_before_its_base_is_loaded_is_refused(tmp_path: Path) -> None:
     """Where it would begin elsewhere: a copy of the head begins as the head of the file."""
-    (tmp_path / "own.py").write_text(OWN)
-    torch.manual_seed(1)
-    weights = {
-        "a.weight": torch.randn(8, 4),
-        "a.bias": torch.randn(8),
-        "b.weight": torch.randn(3, 8),
-        "b.bias": torch.randn(3),
-    }
-    save_file(weights, tmp_path / "base.safetensors")
 
     def job(**args: Any) -> Job:
-        model = {"factory": "own.py:make", "weights": "base.safetensors", "args": args}
-        return Job(model=model, folder=tmp_path, train={"steps": 1})
+        return own_job(tmp_path, weights="base.safetensors", args={"r": 2, **args})
 
     for args in ({"use_dora": True}, {"init_lora_weights": "pissa"}):
         with pytest.raises(models.ModelError, match=r"use_dora|init_lora_weights = .pissa"):
             models.build(job(target_modules=["a"], **args))
     built = models.build(job(target_modules=["a"], modules_to_save=["b"]))
+    files = load_file(tmp_path / "base.safetensors")
     for kind in ("original_module", "modules_to_save.default"):
-        assert torch.equal(built.get_parameter(f"b.{kind}.weight"), weights["b.weight"])
+        assert torch.equal(built.get_parameter(f"b.{kind}.weight"), files["b.weight"])
 
 
 @pytest.mark.parametrize(("name", "tied"), [c for c in CASES if "quick" not in str(c.values[0])])

@@ -21,6 +21,7 @@ from shoal.client.models import models
 from shoal.client.models.factories import ModelError
 from shoal.client.models.fitting import Wanted, fit
 from shoal.client.models.models import starting_files
+from shoal.client.models.pretrained import _renamed_by
 from shoal.job import Job
 
 transformers = pytest.importorskip("transformers")
@@ -48,6 +49,9 @@ DEEP = {
     "v_head_dim": 8,
 }
 
+V4 = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+LFM2 = {"moe_intermediate_size": 8, "num_dense_layers": 1, "layer_types": ["conv", "conv"]}
+
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
@@ -58,6 +62,9 @@ DEEP = {
         ("mixtral", SMALL | MIXED),
         ("qwen3_moe", SMALL | MIXED | {"moe_intermediate_size": 8, "head_dim": 8}),
         ("deepseek_v3", SMALL | DEEP),
+        ("deepseek_v4", SMALL | V4),
+        ("jamba", SMALL | MIXED | {"mamba_dt_rank": 4, "use_mamba_kernels": False}),
+        ("lfm2_moe", SMALL | MIXED | LFM2),
     ],
 )
 def test_every_parameter_is_found_where_it_was_saved(
@@ -76,7 +83,8 @@ def test_every_parameter_is_found_where_it_was_saved(
     ]
     said: list[str] = []
     prefix = str(getattr(model, "base_model_prefix", ""))
-    found = dict(fit(find([str(tmp_path)]), wanted, prefix=prefix, say=said.append).tensors())
+    how: dict[str, Any] = {"prefix": prefix, "renamed": _renamed_by(model)}
+    found = dict(fit(find([str(tmp_path)]), wanted, **how, say=said.append).tensors())
     assert found.keys() == names.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, state[name]), name

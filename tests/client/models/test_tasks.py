@@ -84,6 +84,20 @@ def job(folder: Path, data: dict[str, Any], **args: Any) -> Job:
     return Job(model={"factory": f"hf:{folder}", "args": args}, data=data, steps=1)
 
 
+@pytest.mark.parametrize("args", [{}, {"task": "image-classification"}])
+def test_of_several_classes_for_a_task_a_folder_says_which_it_is(
+    tmp_path: Path, args: dict[str, Any]
+) -> None:
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    transformers.DeiTConfig(**small, intermediate_size=8).save_pretrained(tmp_path)
+    arrays = {"kind": "arrays", "inputs": "pixel_values", "targets": "labels", "source": "x.npz"}
+    with pytest.raises(ModelError, match=r"no architectures.*\[\"DeiTForImageClassification\"\]"):
+        models.build(job(tmp_path, arrays, **args))
+    name = "DeiTForImageClassificationWithTeacher"
+    found = models.build(job(tmp_path, arrays, **args, architectures=[name]))
+    assert name in [kind.__name__ for kind in type(found).__mro__]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of BERT for masked tokens, with a tokenizer of single letters."""

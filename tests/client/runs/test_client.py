@@ -27,12 +27,19 @@ from torch import Tensor, nn
 import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed
 from shoal.client.access import Access, find_address
-from shoal.client.files.records import Recorder, evaluation_numbers, read_run
+from shoal.client.files.records import (
+    Recorder,
+    evaluation_numbers,
+    read_run,
+    record_of,
+    write_run,
+)
 from shoal.client.files.weight_files import WeightFilesError
 from shoal.client.models import models
 from shoal.client.models.state_dicts import load_named
 from shoal.client.runs import broker_calls, weights
 from shoal.client.runs import session as client_module
+from shoal.client.runs.run import Run
 from shoal.client.show.progress import follow
 from shoal.client.submission import draft, prepare
 from shoal.client.uploading import transfer
@@ -325,6 +332,33 @@ def test_weights_take_the_place_of_weights_alone(tmp_path: Path) -> None:
     assert job.read_text() == "version = 1\n"
     for _ in range(2):
         weights.write(state, tmp_path / "r-1", tmp_path / "a.safetensors", "safetensors")
+
+
+@pytest.mark.parametrize("format", ["hf", "peft", "safetensors"])
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"factory": "hf:base"}, "base"),
+        ({"factory": "hf:base"}, "base/of-mine"),
+        ({"factory": "hf:base"}, "link"),
+        ({"factory": "a:b", "weights": "base/model.safetensors"}, "base"),
+        ({"factory": "a:b", "weights": "base/model.safetensors"}, "base/model.safetensors"),
+    ],
+)
+def test_an_export_never_takes_the_place_of_what_the_run_began_with(
+    tmp_path: Path, model: dict[str, Any], path: str, format: Any
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (base / name).write_text("as it was")
+    (tmp_path / "link").symlink_to(base)
+    own = replace(Job(model=model, steps=1), folder=tmp_path)
+    write_run(tmp_path / "runs/r-1", record_of("r-1", own, "runs/", "", 0))
+    unused: Any = None
+    with pytest.raises(weights.ExportError, match=f"is in {base}.*expected another folder"):
+        Run(unused, "r-1", tmp_path / "runs").export(tmp_path / path, format)
+    assert {p.read_text() for p in base.iterdir()} == {"as it was"}
 
 
 def test_weights_that_do_not_fit_change_nothing() -> None:

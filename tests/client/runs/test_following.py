@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,6 +277,15 @@ def test_a_job_without_tensorboard_leaves_no_file_for_it(client: Client, tmp_pat
     client.run("r-1", tmp_path).wait()
     assert not list((tmp_path / "r-1").glob("events.out.*"))
     assert (tmp_path / "r-1" / "metrics.jsonl").exists()
+
+
+def test_no_mean_of_nothing_is_drawn() -> None:
+    nothing = {"step": 3, "loss": math.nan, "lr": 0.1, "weight": 0.0}
+    assert callbacks._numbers(nothing, "/replica-1") == {
+        "lr/replica-1": 0.1,
+        "weight/replica-1": 0.0,
+    }
+    assert math.isnan(callbacks._numbers(nothing | {"weight": 2.0}, "")["loss"])
 
 
 def job(**log: Any) -> Job:

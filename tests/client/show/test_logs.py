@@ -1,6 +1,7 @@
 """`shoal logs`: what happened, with the steps between summed up."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -30,10 +31,12 @@ def events(*kinds: RunEvent, first: int = 0, apart_s: float = 10.0) -> Iterator[
         yield event
 
 
-def step(at: int, loss: float, term: int = 1, held_out: float | None = None) -> RunEvent:
-    done = StepDone(step=at, outcome=Outcome(loss=loss), seconds=1.0 + at)
+def step(
+    at: int, loss: float, term: int = 1, held_out: float | None = None, weight: float = 1.0
+) -> RunEvent:
+    done = StepDone(step=at, outcome=Outcome(loss=loss, weight=weight), seconds=1.0 + at)
     if held_out is not None:
-        done.evaluation.CopyFrom(Evaluation(loss=held_out))
+        done.evaluation.CopyFrom(Evaluation(loss=held_out, weight=weight))
     return RunEvent(step=done, term=term)
 
 
@@ -129,3 +132,12 @@ def test_steps_that_fp16_skipped_are_counted() -> None:
         event.step.outcome.loss_scale, event.step.outcome.skipped = scale, skipped
     (found,) = [text for text in lines(events(*several)) if "steps 0 to 2" in text]
     assert found.endswith(" · 2 skipped, loss scale 2")
+
+
+def test_steps_in_which_nothing_counts_have_no_loss() -> None:
+    none = [step(n, math.nan, held_out=math.nan, weight=0.0) for n in range(2)]
+    (said,) = lines(events(*none))
+    assert "steps 0 to 1 · loss none, nothing counts -> none, nothing counts" in said
+    assert "held-out none, nothing counts" in said
+    (diverged,) = lines(events(step(0, math.nan)))
+    assert "loss nan" in diverged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,3 +135,19 @@ def test_what_a_pipe_gets(capsys: pytest.CaptureFixture[str]) -> None:
         "another plan: 3 peers in 2 stages: anna + bert | carl?[31m; 1 peer in reserve",
         "step 40/100 · loss 2.0000 · held-out 1.5000 · 2048 tokens/s · 0.50 s/step · 30 s left",
     ]
+
+
+def test_a_step_in_which_nothing_counts_has_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    run: Any = SimpleNamespace(id="r-1", client=SimpleNamespace(names=lambda: NAMES))
+    lines = _Lines(_Told(run, 32, "samples", verbose=False))
+    for number, weight in enumerate((0.0, 1.0)):
+        lines.next_at = 0.0
+        outcome = Outcome(loss=math.nan, weight=weight)
+        tried = Evaluation(loss=math.nan, weight=weight)
+        done = StepDone(step=number, seconds=0.5, outcome=outcome, evaluation=tried)
+        lines.show(RunEvent(step=done), RunState(run="r-1", steps=4), None)
+    nothing, diverged = capsys.readouterr().err.splitlines()
+    assert nothing.startswith(
+        "step 1/4 · loss none, nothing counts · held-out none, nothing counts · 64 samples/s"
+    )
+    assert diverged.startswith("step 2/4 · loss nan · held-out nan")

@@ -77,7 +77,7 @@ def rounded(module, tied):
     return found
 
 
-def trained_once(graph, tensors, core=False):
+def trained_once(graph, tensors, core=False, batch=BATCH):
     """(loss, gradients) of a microbatch in one stage."""
     graph = validate(graph).bind(4)
     (stage,) = cut(graph, [(0, len(graph.operators))])
@@ -85,7 +85,7 @@ def trained_once(graph, tensors, core=False):
     executor = StageExecutor(
         form, stage, ByGraph(tensors, graph), operators=(0, len(form.operators))
     )
-    loss = executor.forward(0, 0, {}, BATCH).results[graph.loss]
+    loss = executor.forward(0, 0, {}, batch).results[graph.loss]
     executor.backward(0, 0, {})
     return loss, {n: p.grad for n, p in executor.parameters.items() if p.grad is not None}
 
@@ -118,6 +118,67 @@ def test_it_trains_as_the_rounded_weights_do(tied, dtype, loose):
         assert grads.keys() == trained.keys()
         for name, grad in trained.items():
             torch.testing.assert_close(grads[name], grad, rtol=loose, atol=loose * 4)
+
+
+pytest.importorskip("transformers.integrations.moe")
+
+
+class Experts(nn.Module):
+    """Frozen experts in one tensor, (experts, out, in) or (experts, in, out), between trained
+    layers; one of them gets no row. `alone`: whether nothing else reads them."""
+
+    def __init__(self, rows, alone=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.alone = rows, alone
+        self.below, self.last = nn.Linear(4, 4), nn.Linear(6, 3)
+        self.experts = nn.Parameter(torch.randn(3, 6, 4) if rows else torch.randn(3, 4, 6))
+        self.experts.requires_grad_(False)
+
+    def forward(self, x, y):
+        weight = self.experts.transpose(-2, -1) if self.rows else self.experts
+        ends = torch.tensor([1, 1, 4], dtype=torch.int32)
+        h = torch.ops.transformers.grouped_mm_fallback(torch.tanh(self.below(x)), weight, ends)
+        loss = F.cross_entropy(self.last(torch.tanh(h)), y)
+        return loss if self.alone else loss + self.experts[0].norm()
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize(("dtype", "loose"), [("fp32", 1e-6), ("bf16", 2e-2)])
+def test_experts_in_one_tensor_train_as_the_rounded_ones_do(rows, dtype, loose, monkeypatch):
+    monkeypatch.setattr(quantized, "SLICE", 24)  # an expert at a time
+    batch = {"x": torch.randn(4, 4), "y": torch.tensor([0, 2, 1, 1])}
+    captured = capture(Experts(rows), batch, dtype=dtype)
+    graph = in_int8(captured.graph)
+    specs = {p.name: p.spec for p in graph.parameters}
+    assert specs["experts"].dtype == "int8"
+    assert specs["experts..scale"].sizes == ((3, 6, 1) if rows else (3, 1, 6))
+    assert kept_wide(graph) == ()
+    wanted = Experts(rows)
+    with torch.no_grad():
+        scale = wanted.experts.abs().amax(2 if rows else 1, keepdim=True) / 127
+        wanted.experts.copy_((wanted.experts / scale).round() * scale)
+    wanted(**batch).backward()
+    trained = {n: p.grad for n, p in wanted.named_parameters() if p.requires_grad}
+    for core in (False, True):
+        loss, grads = trained_once(graph, captured.tensors, core, batch)
+        torch.testing.assert_close(loss, wanted(**batch).detach(), rtol=loose, atol=loose)
+        assert grads.keys() == trained.keys()
+        for name, grad in trained.items():
+            torch.testing.assert_close(grads[name], grad, rtol=loose, atol=loose * 4)
+    stage = {
+        g: MemoryModel(g, cost(g)).stage(0, len(g.operators)).weights
+        for g in (captured.graph.bind(4), graph.bind(4))
+    }
+    wide, narrow = stage.values()
+    assert wide - narrow == 3 * 72 - 4 * 18  # a byte for four, and a scale an output
+
+
+def test_experts_that_something_else_reads_stay_as_they_are():
+    batch = {"x": torch.randn(4, 4), "y": torch.tensor([0, 2, 1, 1])}
+    graph = capture(Experts(True, alone=False), batch).graph
+    assert in_int8(graph) is graph
+    assert kept_wide(graph) == ("experts",)
 
 
 def test_a_graph_without_frozen_matrices_is_the_same_object():

@@ -134,7 +134,7 @@ def test_what_a_recipe_makes_is_in_8_bits_too(starting: Starting) -> None:
 
 
 def test_weights_that_have_no_8_bits_are_refused(starting: Starting) -> None:
-    with pytest.raises(WeightError, match=r"'head', in 8 bits: expected .*scales for its rows"):
+    with pytest.raises(WeightError, match=r"'head', in 8 bits: expected .*scales for their rows"):
         ByGraph(starting, in_8_bits("head", scales=(11, 3)))["head"]
     wrong = torch.ones(11, 3)
     wrong[7, 1] = float("nan")
