@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..client.front import CapturedFacts, SimulationFront
 from ..job import Job
 from ..peer.data.reader import Reader
 from .following import Following
-from .front import Facts, Front
 from .plain.client_baselines import client_baselines
 
 __all__ = ["add_baselines"]
@@ -16,8 +16,8 @@ __all__ = ["add_baselines"]
 def add_baselines(
     job: Job,
     followed: Following,
-    facts: Facts,
-    front: Front,
+    facts: CapturedFacts,
+    front: SimulationFront,
     most: int,
     say: Callable[[str], None],
 ) -> None:

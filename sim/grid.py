@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..client.front import SimulationFront
 from ..job.settings import SettingsError, json_object
 from ..net.finite import finite
-from .front import Front
 from .options import Setting, SimOptions
 from .report import Summary
 from .report.side_by_side import RunComparison, reported
@@ -79,7 +79,7 @@ class Sweep:
                 )
                 self.cells.append(Cell(label=label, options=own, folder=folder))
 
-    def run(self, front: Front, say: Callable[[str], None]) -> int:
+    def run(self, front: SimulationFront, say: Callable[[str], None]) -> int:
         """Run what is not there yet, and print the comparison; return the exit code. Raises as
         `simulated` does."""
         settings = [Setting.of(cell.options) for cell in self.cells]  # wrong ones before any runs

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ...client.front import SimulationFront
 from ...job import Codec, Job
 from ...job.plan_options import PlanOptions
 from ...job.tables import Recovery
@@ -29,7 +30,6 @@ from ..cluster import (
 )
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults
-from ..front import Front
 from ..live import LiveView
 from ..modelled.virtual_run import specs_of
 from ..options import Setting, SimOptions
@@ -107,7 +107,7 @@ COMPARED_STEPS = 4
 def run_shaped(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     summary: Summary,
     shown: LiveView,
@@ -202,7 +202,7 @@ def run_shaped(
 def _verify(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     cluster: LocalCluster,
     trained: ClusterRun,

@@ -14,6 +14,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from ...client.front import SimulationFront
 from ...dag.cost.cost import cost
 from ...dag.cost.pace import UPDATE_CALLS, IntervalWork
 from ...dag.cost.speed import Speeds, Work
@@ -21,7 +22,6 @@ from ...dag.ir.graph import Graph
 from ...job import Job, Train
 from ...peer.data.reader import Reader
 from ...proto import broker_pb2
-from ..front import Front
 from ..plain import oracle
 from ..processes import LocalCluster
 from ..report import Summary
@@ -61,7 +61,7 @@ def check_real(scenario: Scenario) -> None:
             )
 
 
-def stretches_of(scenario: Scenario, job: Job, front: Front) -> dict[str, float]:
+def stretches_of(scenario: Scenario, job: Job, front: SimulationFront) -> dict[str, float]:
     """By peer. Raises SettingsError for a device that is faster than a core of this machine."""
     facts = front.facts(job)
     reader = Reader(

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..client.runs.run import Run
+from ..client.runs.session import connect
+from ..client.runs.telling import folder_told, labels, run_told
 from ..net.surroundings import user_path
-from ..sim.report.side_by_side import RunComparison, Told, reported
-from .runs.run import Run
-from .runs.session import connect
-from .runs.telling import folder_told, labels, run_told
+from .report.side_by_side import RunComparison, Told, reported
 
 if TYPE_CHECKING:
-    from .runs.session import Client
+    from ..client.runs.session import Client
 
 __all__ = ["compare"]
 
