@@ -18,6 +18,7 @@ from ..dag.ir.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
 from ..peer.data.manifest import Manifest
+from ..peer.data.reader import Reader
 from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
@@ -52,6 +53,11 @@ class CapturedFacts:
     """The data, by hash; they live as long as the front."""
     job: Job
     """As it is submitted: with its length, and the noise that hides clients, as numbers."""
+
+    def reader(self, microbatches: int) -> Reader:
+        """Return what reads the data, in steps of so many microbatches."""
+        shards = self.shards.__getitem__
+        return Reader(self.manifest, shards, seed=self.job.seed, microbatches=microbatches)
 
     def spent(self, sums: int) -> float:
         """Return the epsilon that so many noisy sums of the job come to; 0: it hides nobody."""

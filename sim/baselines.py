@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from ..client.front import CapturedFacts, SimulationFront
 from ..job import Job
-from ..peer.data.reader import Reader
 from .following import Following
 from .plain.client_baselines import client_baselines
 
@@ -27,10 +26,9 @@ def add_baselines(
         say("no baselines: the graph draws masks, and a plain loop draws others")
         return
     say("training the baselines: the run once more, one model of all samples, clients alone")
-    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=1)
     with front.module(job) as module:
         try:
-            rows = client_baselines(module, facts.job, followed.events, reader, most)
+            rows = client_baselines(module, facts.job, followed.events, facts.reader(1), most)
         except ValueError as error:  # of a model with running statistics
             say(f"no baselines: {error}")
             return

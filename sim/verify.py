@@ -13,7 +13,6 @@ from ..job.plan_options import PlanOptions
 from ..job.sync import Sync
 from ..job.tables import Recovery
 from ..job.training import Stop
-from ..peer.data.reader import Reader
 from .following import Following
 from .plain import oracle
 from .plain.plain_cohorts import expected_versions
@@ -173,7 +172,7 @@ class _Verification:
         size = followed.microbatch_size
         with self.front.module(self.job) as module:
             try:
-                reader = self._reader(1)
+                reader = self.facts.reader(1)
                 wanted = expected_versions(module, facts.job, followed.events, reader, size=size)
             except oracle.HalfLossError:
                 raise
@@ -203,13 +202,9 @@ class _Verification:
         if self.expected is None:
             judge(self.job, self.followed.summary, losses)
 
-    def _reader(self, microbatches: int) -> Reader:
-        shards = self.facts.shards.__getitem__
-        return Reader(self.facts.manifest, shards, seed=self.job.seed, microbatches=microbatches)
-
     def _plain(self) -> list[float]:
         job, followed = self.job, self.followed
-        reader = self._reader(followed.microbatches)
+        reader = self.facts.reader(followed.microbatches)
         with self.front.module(job) as module:
             return oracle.train(
                 module,
@@ -230,7 +225,7 @@ class _Verification:
                 module,
                 job.decided("local", replicas),
                 followed.events,
-                self._reader(count),
+                self.facts.reader(count),
                 microbatches=count,
                 microbatch_size=followed.microbatch_size,
                 steps=job.train.steps or followed.summary.steps,

@@ -80,8 +80,8 @@ ORDER = {
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
-        named_files plain processes scenario trace < ghost live options report virtual
-        < comparing faults following monitor < baselines verify < cluster modelled < shaped
+        named_files plain processes scenario trace < ghost options report virtual
+        < comparing faults following live monitor < baselines verify < cluster modelled < shaped
         < simulate < grid""",
     "sim/report": """
         summary words < measures text < pictures tables < page side_by_side < rounds
