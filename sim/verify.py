@@ -1,4 +1,5 @@
-"""The losses of a run against those of the plain loop, step by step (I1)."""
+"""The losses of a run against those of the plain loop, step by step (I1); and what federated
+training is held against, for the report of a simulation."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from ..job.tables import Recovery
 from ..job.training import Stop
 from .following import Following
 from .plain import oracle
+from .plain.client_baselines import client_baselines
 from .plain.plain_cohorts import expected_versions
 from .plain.plain_rounds import beside, train_rounds
 from .plain.round_oracle import PlainResult
 from .report import Summary
 
-__all__ = ["TOLERANCE", "as_one_stage", "compare", "judge", "verify"]
+__all__ = ["TOLERANCE", "add_baselines", "as_one_stage", "compare", "judge", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
@@ -230,3 +232,26 @@ class _Verification:
                 microbatch_size=followed.microbatch_size,
                 steps=job.train.steps or followed.summary.steps,
             )
+
+
+def add_baselines(
+    job: Job,
+    followed: Following,
+    facts: CapturedFacts,
+    front: SimulationFront,
+    most: int,
+    say: Callable[[str], None],
+) -> None:
+    """Train the baselines of a federated run, and put them into its summary. `most`: as in
+    `client_baselines`."""
+    if facts.random:
+        say("no baselines: the graph draws masks, and a plain loop draws others")
+        return
+    say("training the baselines: the run once more, one model of all samples, clients alone")
+    with front.module(job) as module:
+        try:
+            rows = client_baselines(module, facts.job, followed.events, facts.reader(1), most)
+        except ValueError as error:  # of a model with running statistics
+            say(f"no baselines: {error}")
+            return
+    followed.summary.baselines = tuple(rows)

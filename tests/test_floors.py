@@ -81,7 +81,7 @@ ORDER = {
         < replicas requests < answers < service""",
     "sim": """
         named_files plain processes scenario trace < ghost options report virtual
-        < comparing faults following live monitor < baselines verify < cluster modelled < shaped
+        < comparing faults following live monitor < verify < cluster modelled < shaped
         < simulate < grid""",
     "sim/report": """
         summary words < measures text < pictures tables < page side_by_side < rounds

@@ -21,7 +21,6 @@ from ...dag.plan.routes import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...job import Job
 from ...proto import broker_pb2
-from ..baselines import add_baselines
 from ..following import Following
 from ..ghost.hashes import expected
 from ..ghost.round_hashes import expected_gossip, expected_rounds
@@ -33,7 +32,7 @@ from ..report import Summary, unigram_entropy
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace
-from ..verify import compare, verify
+from ..verify import add_baselines, compare, verify
 from ..virtual.clock import Observed, StalledError
 from .virtual_run import VirtualRun, run_virtual
 

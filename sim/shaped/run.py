@@ -18,7 +18,6 @@ from ...job.tables import Recovery
 from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
-from ..baselines import add_baselines
 from ..cluster import (
     ClusterRun,
     beside,
@@ -36,7 +35,7 @@ from ..options import Setting, SimOptions
 from ..processes import ClusterError, LocalCluster
 from ..report import Summary
 from ..trace import Mark, Span, Trace, TraceError
-from ..verify import verify
+from ..verify import add_baselines, verify
 from ..virtual.world import World
 from .forwarder import Forwarder
 from .shaping import Shaping
