@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .broker.candidates import Candidates
     from .client import Callback, Run, connect
-    from .client.comparing import compare
     from .client.models.initialise import deferred_init, initialise
     from .job import Job
     from .peer.data.partition import Partition, partition
+    from .sim.comparing import compare
 
 __all__ = [
     "Callback",
@@ -33,7 +33,7 @@ _HOME = {
     "Job": "shoal.job",
     "Partition": "shoal.peer.data.partition",
     "Run": "shoal.client",
-    "compare": "shoal.client.comparing",
+    "compare": "shoal.sim.comparing",
     "connect": "shoal.client",
     "deferred_init": "shoal.client.models.initialise",
     "initialise": "shoal.client.models.initialise",

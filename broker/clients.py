@@ -7,7 +7,15 @@ import re
 from ..net.identity.names import OWNER
 from ..planner.requests.requirements import read_spec
 from ..planner.requests.run_spec import RunSpecError
-from ..proto.broker_pb2 import Description, PeerState, Recalled, RunState, Submitted
+from ..proto.broker_pb2 import (
+    Cohort,
+    Description,
+    PeerState,
+    Recalled,
+    RunEvent,
+    RunState,
+    Submitted,
+)
 from .events import (
     Answer,
     CohortAsked,
@@ -30,14 +38,15 @@ from .membership.membership import Membership
 from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
-from .runs.choosing import choose
 from .runs.run import Run
 
-__all__ = ["ClientRequests"]
+__all__ = ["ClientRequests", "choose"]
 
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
 _BLOB = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 5
+"""Unknown clients that a refusal names."""
 
 
 class ClientRequests:
@@ -202,3 +211,38 @@ def _state(member: Member, now: float) -> PeerState:
     state.profile.ClearField("host")  # who knows it could say that it is there
     state.profile.ClearField("web")  # names of its owner's network may be there
     return state
+
+
+def choose(run: Run, cohort: Cohort, now: float) -> list[Instruction]:
+    """Have the next round that begins be of these clients, as the submitter's rule has chosen them
+    (docs/federated.md); nothing where that is known already. Raises ValueError for a cohort that no
+    round can have, and where it comes too late."""
+    wanted = run.submitted.requirements
+    cohorts = wanted.cohorts
+    if cohorts is None or not cohorts.selected:
+        raise ValueError(
+            f"run {run.id} has its clients by (seed, round): expected one that was submitted with "
+            "sync.select"
+        )
+    work, number = run.rounds.work, run.rounds.next
+    if run.ended or work.committed + work.begun >= work.total:
+        raise ValueError(f"run {run.id} begins no round any more")
+    if cohort.round != number:
+        when = "has begun" if cohort.round < number else "is not the next one"
+        raise ValueError(f"round {cohort.round} {when}: expected the clients of round {number}")
+    most, count = wanted.sync.asked(cohorts.per_round), len(cohort.clients)
+    if not cohorts.fewest <= count <= most:
+        raise ValueError(f"round {number} has {count} clients: expected {cohorts.fewest} to {most}")
+    if unknown := [c for c in cohort.clients if c >= cohorts.clients]:
+        some = ", ".join(map(str, unknown[:_SHOWN]))
+        raise ValueError(
+            f"round {number} has clients {some}, and there are {cohorts.clients}: expected numbers "
+            f"from 0 to {cohorts.clients - 1}"
+        )
+    if len(set(cohort.clients)) < count:
+        raise ValueError(f"round {number} has a client twice: expected each once")
+    if work.chosen is not None:
+        if set(work.chosen.clients) == set(cohort.clients):
+            return []
+        raise ValueError(f"round {number} has its clients already: others were chosen before")
+    return [run.record.publish(RunEvent(chosen=cohort), 0, now)]

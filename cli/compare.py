@@ -35,7 +35,7 @@ def compare(
 ) -> None:
     """Hold runs against each other: what each came to and took, and how their jobs differ.
     Example: shoal compare runs/r-3f2 runs/r-9ab --picture both.png"""
-    from ..client.comparing import compare as compared
+    from ..sim.comparing import compare as compared
 
     found = compared(*runs, broker=broker, to=to)
     if json:

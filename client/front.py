@@ -1,5 +1,5 @@
-"""What a simulation needs of the floors above it: submitting through a real client, and building
-the module for the plain loop."""
+"""What a simulation needs of the client: submitting as a user does, and building the module for the
+plain loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..dag.ir.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
 from ..peer.data.manifest import Manifest
+from ..peer.data.reader import Reader
 from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
@@ -51,10 +52,15 @@ class CapturedFacts:
     shards: Mapping[str, Path]
     """The data, by hash; they live as long as the front."""
     job: Job
-    """As it is submitted."""
+    """As it is submitted: with its length, and the noise that hides clients, as numbers."""
+
+    def reader(self, microbatches: int) -> Reader:
+        """Return what reads the data, in steps of so many microbatches."""
+        shards = self.shards.__getitem__
+        return Reader(self.manifest, shards, seed=self.job.seed, microbatches=microbatches)
 
     def spent(self, sums: int) -> float:
-        """Return the epsilon that so many noisy sums of the job come to."""
+        """Return the epsilon that so many noisy sums of the job come to; 0: it hides nobody."""
         privacy = self.job.sync.privacy
         return 0.0 if privacy is None else spent_epsilon(privacy, sums)
 
@@ -70,7 +76,9 @@ class PackedJob:
 
 
 class SimulationFront:
-    """`sim.front.Front` by the Python client. `close` ends its connections and files."""
+    """Submits jobs of a simulation, and builds their modules for the plain loop. Jobs that differ
+    in nothing but their plan, codecs and length are captured once. `close` ends its connections
+    and files."""
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         self._say, self._open = say, ExitStack()
@@ -90,11 +98,11 @@ class SimulationFront:
             return client.names()
 
     def facts(self, job: Job) -> CapturedFacts:
-        """Captures a job."""
+        """Captures a job. Raises ValueError for what cannot run."""
         return _facts(self._prepare(job))
 
     def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, CapturedFacts]:
-        """Submits a job whose outputs go to `folder`."""
+        """Submits a job whose outputs go to `folder`. Raises ValueError for what cannot run."""
         if address not in self._clients:
             self._clients[address] = self._open.enter_context(Client(address))
         rule, prepared = self.rule(job), self._prepare(job)
@@ -108,7 +116,8 @@ class SimulationFront:
         return rule_of(job)
 
     def pack(self, job: Job) -> PackedJob:
-        """The job with all its blobs in memory."""
+        """The job for a world without a broker, with all its blobs in memory. Raises ValueError for
+        what cannot run."""
         prepared = self._prepare(job)
         blobs, blob = _blobs()
         spec = spec_of(
@@ -132,7 +141,9 @@ class SimulationFront:
     def pack_half(
         self, before: RunSpec, graph: Graph, weights: Weights
     ) -> tuple[RunSpec, Mapping[str, bytes], tuple[str, ...]]:
-        """The run that evaluates half the model (`runs/half.py`), its graphs, and what it lacks."""
+        """The run that evaluates a model, whose graph this is, with its weights and without every
+        second block that can be left out (`runs/half.py`); the new blobs, and the names of the
+        blocks. Raises ValueError where there is nothing to evaluate."""
         blobs, store = _blobs()
         spec, names = half_spec(before, weights, graph, store)
         return spec, blobs, names

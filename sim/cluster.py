@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..client.front import CapturedFacts, SimulationFront
+from ..client.runs.run import Run
 from ..job import Job
 from ..proto import broker_pb2
 from .following import Following
-from .front import Facts, Front, RunHandle
 from .live import LiveView
 from .options import Setting, SimOptions
 from .processes import PATIENCE_S, ClusterError, LocalCluster
@@ -28,14 +29,14 @@ class ClusterRun:
     """One run in a cluster, after its end."""
 
     followed: Following
-    facts: Facts
-    handle: RunHandle
+    facts: CapturedFacts
+    handle: Run
 
 
 def run_cluster(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     summary: Summary,
     shown: LiveView,
@@ -68,7 +69,7 @@ def run_cluster(
 
 def train(
     cluster: LocalCluster,
-    front: Front,
+    front: SimulationFront,
     job: Job,
     folder: Path,
     summary: Summary,
@@ -105,7 +106,7 @@ def train(
     return ClusterRun(followed=followed, facts=facts, handle=run)
 
 
-def exported(run: RunHandle, job: Job, folder: Path) -> Path:
+def exported(run: Run, job: Job, folder: Path) -> Path:
     """Write the weights of a run that is over; return where: a file in `folder`, or in the run's
     own folder what its job wants to have."""
     one_file = job.output.format == "safetensors"
@@ -128,7 +129,7 @@ def evaluate_half(trained: ClusterRun, shown: LiveView) -> None:
 
 
 def beside(
-    cluster: LocalCluster, front: Front, job: Job, folder: Path, names: Mapping[str, str]
+    cluster: LocalCluster, front: SimulationFront, job: Job, folder: Path, names: Mapping[str, str]
 ) -> Following:
     """Trains another job on the same peers, which nobody watches. Raises ClusterError when it does
     not reach its end."""
@@ -145,7 +146,7 @@ def beside(
     return followed
 
 
-def wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> dict[str, str]:
+def wait_for_peers(cluster: LocalCluster, front: SimulationFront, wanted: int) -> dict[str, str]:
     """Their names by id, once so many have joined. Raises ClusterError when they do not."""
     end = time.monotonic() + PATIENCE_S
     while len(found := front.names(cluster.address)) < wanted:
@@ -164,7 +165,7 @@ def shortened(job: Job, steps: int) -> Job:
 
 
 @contextmanager
-def _limited(run: RunHandle, limit_s: float | None) -> Iterator[list[bool]]:
+def _limited(run: Run, limit_s: float | None) -> Iterator[list[bool]]:
     """Cancels a run that is not done in time; the list has an entry then."""
     late: list[bool] = []
 

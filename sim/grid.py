@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..client.front import SimulationFront
 from ..job.settings import SettingsError, json_object
 from ..net.finite import finite
-from .front import Front
 from .options import Setting, SimOptions
 from .report import Summary
 from .report.side_by_side import RunComparison, Told, reported
@@ -106,7 +106,7 @@ class Sweep:
             )
         return found[0]
 
-    def run(self, front: Front, say: Callable[[str], None]) -> int:
+    def run(self, front: SimulationFront, say: Callable[[str], None]) -> int:
         """Run what is not there yet, and print the comparison; return the exit code. One that
         cannot run is said, and left out of it. Raises OSError, and as `simulated` does where fewer
         than two can."""

@@ -25,6 +25,7 @@ from ..broker import round_rows
 from ..broker.round_rows import RoundRow, RoundRows
 from ..net.printable import printable
 from ..proto import broker_pb2
+from .report.words import thousands
 from .trace import Mark
 
 __all__ = ["LiveState", "LiveView", "Mode", "PeerRow", "mode", "render"]
@@ -176,15 +177,15 @@ def render(view: LiveState, *, rows: int = MOST_PEERS) -> RenderableType:
     if view.links:
         parts.append(_links(view))
     for note in view.notes:
-        parts.append(Text(f"· {_plain(note)}", style="dim", overflow="ellipsis", no_wrap=True))
+        parts.append(Text(f"· {printable(note)}", style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*parts)
 
 
 def _head(view: LiveState) -> Text:
-    text = Text(_plain(view.title), style="bold")
+    text = Text(printable(view.title), style="bold")
     text.append(f"  {view.phase}", style="red" if view.phase == "failed" else "green")
     if view.reason:
-        text.append(f": {_plain(view.reason)}", style="not bold")
+        text.append(f": {printable(view.reason)}", style="not bold")
     text.append("\n")
     figures = [f"step {view.step}/{view.steps}" if view.steps else f"step {view.step}"]
     if view.replicas > 1:
@@ -197,7 +198,7 @@ def _head(view: LiveState) -> Text:
     if view.step_s:
         figures.append(f"{view.step_s:.3g} s/step")
     if view.tokens_per_s:
-        figures.append(f"{_si(view.tokens_per_s)} tok/s")
+        figures.append(f"{thousands(view.tokens_per_s)} tok/s")
     if view.clock_s is not None:
         figures.append(f"{view.clock_s:.1f} s of virtual time")
     return text.append(" · ".join(figures), style="not bold")
@@ -213,7 +214,7 @@ def _peers(view: LiveState, rows: int) -> RenderableType:
     ranked = sorted(view.peers.values(), key=lambda p: (order.get(p.state, 3), p.stages, p.name))
     for peer in ranked[:rows]:
         table.add_row(
-            Text(_plain(peer.name)),
+            Text(printable(peer.name)),
             " ".join(map(str, peer.stages)) or "-",
             Text(peer.state, style=_STYLES.get(peer.state, "")),
             str(peer.step) if peer.step >= 0 else "-",
@@ -233,7 +234,7 @@ def _links(view: LiveState) -> RenderableType:
     table.add_column("MB/s in the last step", justify="right", no_wrap=True)
     ranked = sorted(view.links.items(), key=lambda item: (-item[1], item[0]))
     for (source, destination), rate in ranked[:MOST_LINKS]:
-        table.add_row(Text(f"{_plain(source)} -> {_plain(destination)}"), f"{rate / 1e6:.3g}")
+        table.add_row(Text(f"{printable(source)} -> {printable(destination)}"), f"{rate / 1e6:.3g}")
     return table
 
 
@@ -330,17 +331,12 @@ class LiveView:
         return [text]
 
     def _print(self, line: str) -> None:
-        print(_plain(line), file=self._console.file, flush=True)
+        print(printable(line), file=self._console.file, flush=True)
 
     def _renderable(self) -> RenderableType:
         spare = MOST_LINKS + MOST_NOTES + 9
         with self._lock:
             return render(self.view, rows=max(3, min(MOST_PEERS, self._console.height - spare)))
-
-
-def _plain(text: str) -> str:
-    """Names come from files and from other people: what is not printable becomes a ?."""
-    return printable(text)
 
 
 def _sparks(values: deque[float]) -> str:
@@ -349,11 +345,3 @@ def _sparks(values: deque[float]) -> str:
         return ""
     low, span = min(finite), max(finite) - min(finite)
     return "".join(_BARS[round(7 * (v - low) / span)] for v in finite)
-
-
-def _si(n: float) -> str:
-    for unit in ("", "k", "M"):
-        if abs(n) < 1000:
-            return f"{n:.3g}{unit}"
-        n /= 1000
-    return f"{n:.3g}G"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..broker.events import PreviewWanted
 from ..broker.membership.speeds import speeds_of
+from ..client.front import SimulationFront
 from ..dag.ir.graph import Graph
 from ..job.settings import plain
 from ..net.interrupts import uninterrupted
@@ -29,7 +30,6 @@ from ..planner.base.interface import PeerOffer
 from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
 from ..proto.graph_pb2 import CORE, FULL
 from .cluster import run_cluster
-from .front import Front
 from .live import LiveState, LiveView, mode
 from .modelled.modelled import run_modelled
 from .options import Setting, SimOptions
@@ -52,14 +52,14 @@ WORLDS = {
 }
 
 
-def simulate(options: SimOptions, front: Front) -> int:
+def simulate(options: SimOptions, front: SimulationFront) -> int:
     """Runs it and prints the report; returns the exit code. Else as `simulated`."""
     summary = simulated(options, front)
     print(to_json(summary) if options.json == STDOUT else render(summary))
     return summary.exit
 
 
-def simulated(options: SimOptions, front: Front) -> Summary:
+def simulated(options: SimOptions, front: SimulationFront) -> Summary:
     """Runs it and writes the files that were asked for; returns what it came to. Leaves no process
     and no file behind but these, also when KeyboardInterrupt ends it. Raises ValueError for a
     scenario or a job that cannot run, OSError for a file that cannot be read or written."""

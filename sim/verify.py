@@ -1,27 +1,28 @@
-"""The losses of a run against those of the plain loop, step by step (I1)."""
+"""The losses of a run against those of the plain loop, step by step (I1); and what federated
+training is held against, for the report of a simulation."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ..client.front import CapturedFacts, SimulationFront
 from ..job import Codec, Job
 from ..job.plan_options import PlanOptions
 from ..job.sync import Sync
 from ..job.tables import Recovery
 from ..job.training import Stop
-from ..peer.data.reader import Reader
 from .following import Following
-from .front import Facts, Front
 from .plain import oracle
+from .plain.client_baselines import client_baselines
 from .plain.plain_cohorts import expected_versions
 from .plain.plain_rounds import beside, train_rounds
 from .plain.round_oracle import PlainResult
 from .report import Summary
 
-__all__ = ["TOLERANCE", "as_one_stage", "compare", "judge", "verify"]
+__all__ = ["TOLERANCE", "add_baselines", "as_one_stage", "compare", "judge", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
@@ -33,8 +34,8 @@ softmax and norms to float16 as well."""
 def verify(
     job: Job,
     followed: Following,
-    facts: Facts,
-    front: Front,
+    facts: CapturedFacts,
+    front: SimulationFront,
     one_stage: Callable[[Job], Sequence[float]],
     say: Callable[[str], None],
     expected: float | None = None,
@@ -48,40 +49,18 @@ def verify(
     its length did (`train.stop`), its own steps are compared.
     """
     job = replace(job, train=replace(job.train, no_muon=facts.job.train.no_muon))
+    found = _Verification(
+        job=job, followed=followed, facts=facts, front=front, say=say, expected=expected
+    )
     try:
-        _verify(job, followed, facts, front, one_stage, say, expected)
+        if job.sync.kind == "federated":
+            found.cohorts()
+        elif followed.played.rows:
+            found.rounds()
+        else:
+            found.steps(one_stage)
     except oracle.HalfLossError as error:
         say(f"not verified: {error}, which no scale of {job.train.loss_scale.init_scale:g} is")
-
-
-def _verify(
-    job: Job,
-    followed: Following,
-    facts: Facts,
-    front: Front,
-    one_stage: Callable[[Job], Sequence[float]],
-    say: Callable[[str], None],
-    expected: float | None,
-) -> None:
-    """As `verify`. Raises HalfLossError."""
-    if job.sync.kind == "federated":
-        _verify_cohorts(job, followed, facts, front, say, expected)
-        return
-    if followed.played.rows:
-        _verify_rounds(job, followed, facts, front, say, expected)
-        return
-    if facts.random:
-        say("training it once more as one stage")
-        whole = one_stage(as_one_stage(job, followed.microbatch_size))
-        wanted: Sequence[float] = whole[: len(followed.losses)]
-        against = "one-stage run"
-    else:
-        say("training the plain loop")
-        wanted, against = _plain(job, followed, facts, front), "single process"
-    compare(followed.summary, followed.losses, wanted, against)
-    if expected is None:
-        both = zip(followed.losses, wanted, strict=True)
-        judge(job, followed.summary, [(f"loss of step {k}", a, b) for k, (a, b) in enumerate(both)])
 
 
 def as_one_stage(job: Job, microbatch_size: int) -> Job:
@@ -138,111 +117,141 @@ def _apart(a: float, b: float) -> float:
     return math.inf if math.isnan(apart) else apart
 
 
-def _plain(job: Job, followed: Following, facts: Facts, front: Front) -> list[float]:
-    reader = Reader(
-        facts.manifest,
-        facts.shards.__getitem__,
-        seed=job.seed,
-        microbatches=followed.microbatches,
-    )
-    with front.module(job) as module:
-        return oracle.train(
-            module,
-            lambda step, m: reader.batch(step, m, followed.microbatch_size),
-            job.train,
-            steps=len(followed.losses),
-            microbatches=followed.microbatches,
-            lasting=facts.job.train.steps or 0,
-            fp16=job.model.dtype == "fp16",
-        ).losses
+@dataclass(frozen=True, kw_only=True)
+class _Verification:
+    """One run, and what its plain loop is made from. Methods raise HalfLossError."""
 
+    job: Job
+    followed: Following
+    facts: CapturedFacts
+    front: SimulationFront
+    say: Callable[[str], None]
+    expected: float | None
 
-# Runs whose replicas train apart: the plain loop is fed with the rounds that were committed.
+    def steps(self, one_stage: Callable[[Job], Sequence[float]]) -> None:
+        """Every step of a run whose holders have equal weights after each."""
+        job, followed = self.job, self.followed
+        if self.facts.random:
+            self.say("training it once more as one stage")
+            whole = one_stage(as_one_stage(job, followed.microbatch_size))
+            wanted: Sequence[float] = whole[: len(followed.losses)]
+            against = "one-stage run"
+        else:
+            self.say("training the plain loop")
+            wanted, against = self._plain(), "single process"
+        compare(followed.summary, followed.losses, wanted, against)
+        both = zip(followed.losses, wanted, strict=True)
+        self._judge((f"loss of step {k}", a, b) for k, (a, b) in enumerate(both))
 
-
-def _verify_rounds(
-    job: Job,
-    followed: Following,
-    facts: Facts,
-    front: Front,
-    say: Callable[[str], None],
-    expected: float | None,
-) -> None:
-    """As `verify`, of every local step of every replica. Where the graph draws masks, nothing is
-    compared."""
-    rows, summary = followed.played.rows, followed.summary
-    if facts.random:
-        say("not verified: the graph draws masks, and a plain loop draws others")
-        return
-    say("training the plain loop, of every replica")
-    steps = [*beside(rows, _rounds(job, followed, facts, front))]
-    losing = job.codec.sync
-    if job.sync.chosen == "streaming-diloco" and job.sync.options.get("bits", 4) == 4:
-        losing = "e3m0"
-    summary.lossy += (losing,) if losing != "none" and losing not in summary.lossy else ()
-    got, plain = [s[-2] for s in steps], [s[-1] for s in steps]
-    compare(summary, got, plain, "plain loop of rounds")
-    if expected is None:
-        where = "loss of round {}, replica {}, in its step {}"
-        judge(job, summary, [(where.format(*at), a, b) for *at, a, b in steps])
-
-
-def _verify_cohorts(
-    job: Job,
-    followed: Following,
-    facts: Facts,
-    front: Front,
-    say: Callable[[str], None],
-    expected: float | None,
-) -> None:
-    """As `verify`, of the held-out loss of each version that was evaluated: clients train by
-    themselves, and nobody says what their steps came to."""
-    summary = followed.summary
-    if facts.random:
-        say("not verified: the graph draws masks, and a plain loop draws others")
-        return
-    if facts.job.sync.privacy is not None and summary.virtual_s is None:
-        say("not verified: peers keep no key of the noise that they add; --virtual has known ones")
-        return
-    say("training the plain loop, of every client")
-    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=1)
-    with front.module(job) as module:
-        size = followed.microbatch_size
-        try:
-            wanted = expected_versions(module, facts.job, followed.events, reader, size=size)
-        except oracle.HalfLossError:
-            raise
-        except ValueError as error:  # of a model with running statistics
-            say(f"not verified: {error}")
+    def rounds(self) -> None:
+        """Every local step of every replica that trains apart: the plain loop is fed with the
+        rounds that were committed. Where the graph draws masks, nothing is compared."""
+        job, summary = self.job, self.followed.summary
+        if self._draws_masks():
             return
-    got = {
-        e.evaluated.step: e.evaluated.evaluation.loss
-        for e in followed.events
-        if e.HasField("evaluated")
-    }
-    if job.codec.sync != "none" and job.codec.sync not in summary.lossy:
-        summary.lossy += (job.codec.sync,)
-    rounds = sorted(got)
-    if not rounds:
-        say("not verified: no version was evaluated (train.eval_every, data.holdout)")
+        self.say("training the plain loop, of every replica")
+        steps = [*beside(self.followed.played.rows, self._plain_rounds())]
+        losing = job.codec.sync
+        if job.sync.chosen == "streaming-diloco" and job.sync.options.get("bits", 4) == 4:
+            losing = "e3m0"
+        summary.lossy += (losing,) if losing != "none" and losing not in summary.lossy else ()
+        got, plain = [s[-2] for s in steps], [s[-1] for s in steps]
+        compare(summary, got, plain, "plain loop of rounds")
+        where = "loss of round {}, replica {}, in its step {}"
+        self._judge((where.format(*at), a, b) for *at, a, b in steps)
+
+    def cohorts(self) -> None:
+        """The held-out loss of each version that was evaluated: clients train by themselves, and
+        nobody says what their steps came to."""
+        facts, followed, summary = self.facts, self.followed, self.followed.summary
+        if self._draws_masks():
+            return
+        if facts.job.sync.privacy is not None and summary.virtual_s is None:
+            why = "peers keep no key of the noise that they add; --virtual has known ones"
+            self.say(f"not verified: {why}")
+            return
+        self.say("training the plain loop, of every client")
+        size = followed.microbatch_size
+        with self.front.module(self.job) as module:
+            try:
+                reader = self.facts.reader(1)
+                wanted = expected_versions(module, facts.job, followed.events, reader, size=size)
+            except oracle.HalfLossError:
+                raise
+            except ValueError as error:  # of a model with running statistics
+                self.say(f"not verified: {error}")
+                return
+        evaluated = (e.evaluated for e in followed.events if e.HasField("evaluated"))
+        got = {e.step: e.evaluation.loss for e in evaluated}
+        losing = self.job.codec.sync
+        if losing != "none" and losing not in summary.lossy:
+            summary.lossy += (losing,)
+        rounds = sorted(got)
+        if not rounds:
+            self.say("not verified: no version was evaluated (train.eval_every, data.holdout)")
+            return
+        plain = [wanted[n] for n in rounds]
+        compare(summary, [got[n] for n in rounds], plain, "plain loop of clients")
+        self._judge((f"held-out loss after {n} rounds", got[n], wanted[n]) for n in rounds)
+
+    def _draws_masks(self) -> bool:
+        """Whether the graph draws masks, which is said."""
+        if self.facts.random:
+            self.say("not verified: the graph draws masks, and a plain loop draws others")
+        return self.facts.random
+
+    def _judge(self, losses: Iterable[tuple[str, float, float]]) -> None:
+        if self.expected is None:
+            judge(self.job, self.followed.summary, losses)
+
+    def _plain(self) -> list[float]:
+        job, followed = self.job, self.followed
+        reader = self.facts.reader(followed.microbatches)
+        with self.front.module(job) as module:
+            return oracle.train(
+                module,
+                lambda step, m: reader.batch(step, m, followed.microbatch_size),
+                job.train,
+                steps=len(followed.losses),
+                microbatches=followed.microbatches,
+                lasting=self.facts.job.train.steps or 0,
+                fp16=job.model.dtype == "fp16",
+            ).losses
+
+    def _plain_rounds(self) -> PlainResult:
+        job, followed = self.job, self.followed
+        replicas = followed.summary.replicas
+        count = followed.microbatches * replicas  # of a step of the run
+        with self.front.module(job) as module:
+            return train_rounds(
+                module,
+                job.decided("local", replicas),
+                followed.events,
+                self.facts.reader(count),
+                microbatches=count,
+                microbatch_size=followed.microbatch_size,
+                steps=job.train.steps or followed.summary.steps,
+            )
+
+
+def add_baselines(
+    job: Job,
+    followed: Following,
+    facts: CapturedFacts,
+    front: SimulationFront,
+    most: int,
+    say: Callable[[str], None],
+) -> None:
+    """Train the baselines of a federated run, and put them into its summary. `most`: as in
+    `client_baselines`."""
+    if facts.random:
+        say("no baselines: the graph draws masks, and a plain loop draws others")
         return
-    compare(summary, [got[n] for n in rounds], [wanted[n] for n in rounds], "plain loop of clients")
-    if expected is None:
-        judge(
-            job, summary, [(f"held-out loss after {n} rounds", got[n], wanted[n]) for n in rounds]
-        )
-
-
-def _rounds(job: Job, followed: Following, facts: Facts, front: Front) -> PlainResult:
-    replicas, seed = followed.summary.replicas, job.seed
-    count = followed.microbatches * replicas  # of a step of the run
+    say("training the baselines: the run once more, one model of all samples, clients alone")
     with front.module(job) as module:
-        return train_rounds(
-            module,
-            job.decided("local", replicas),
-            followed.events,
-            Reader(facts.manifest, facts.shards.__getitem__, seed=seed, microbatches=count),
-            microbatches=count,
-            microbatch_size=followed.microbatch_size,
-            steps=job.train.steps or followed.summary.steps,
-        )
+        try:
+            rows = client_baselines(module, facts.job, followed.events, facts.reader(1), most)
+        except ValueError as error:  # of a model with running statistics
+            say(f"no baselines: {error}")
+            return
+    followed.summary.baselines = tuple(rows)

@@ -27,7 +27,7 @@ from shoal.benchmarks.planning.skippipe_plan import describe, first, search
 from shoal.benchmarks.table import Figure
 from shoal.planner.network.communities import groupings, rates
 from shoal.planner.network.grouping import Arrangement, Islands, Objective, group
-from shoal.planner.network.matching import shortest_path
+from shoal.planner.network.order import shortest_path
 from shoal.sim.scenario.topologies import Topology, load, names
 
 __all__ = ["dtfm", "dtfm_figures", "planned", "replayed_s", "skippipe_figures"]

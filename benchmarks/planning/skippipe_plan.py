@@ -19,7 +19,7 @@ from shoal.benchmarks.planning.skippipe import LAYERS_HELD, Delays, Route, ends_
 from shoal.dag.cost.network import Network
 from shoal.planner.cost.candidate import share_out
 from shoal.planner.network.communities import groupings, linked, rates
-from shoal.planner.network.matching import shortest_path
+from shoal.planner.network.order import shortest_path
 
 __all__ = ["Rows", "describe", "first", "search"]
 

@@ -70,12 +70,7 @@ class Template:
         ]
 
     def _marked(self, messages: Messages) -> tuple[list[int], list[bool]]:
-        try:
-            found = self.tokenizer.apply_chat_template(
-                messages, return_dict=True, return_assistant_tokens_mask=True
-            )
-        except Exception as error:  # a template raises what it wants
-            raise TemplateError(f"the chat template fails: {error}") from error
+        found = self._applied(messages, return_dict=True, return_assistant_tokens_mask=True)
         return found["input_ids"], [bool(m) for m in found["assistant_masks"]]
 
     def _by_prefix(self, messages: Messages) -> tuple[list[int], list[bool]]:
@@ -105,14 +100,15 @@ class Template:
         ]
 
     def _text(self, messages: Messages, *, prompt: bool = False) -> str:
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=prompt
-            )
-        except Exception as error:  # a template raises what it wants
-            raise TemplateError(f"the chat template fails: {error}") from error
+        text = self._applied(messages, tokenize=False, add_generation_prompt=prompt)
         assert isinstance(text, str), "tokenize=False gives text"
         return text
+
+    def _applied(self, messages: Messages, **how: bool) -> Any:
+        try:
+            return self.tokenizer.apply_chat_template(messages, **how)
+        except Exception as error:  # a template raises what it wants
+            raise TemplateError(f"the chat template fails: {error}") from error
 
     def _encoded(self, text: str) -> Any:
         return self.tokenizer(

@@ -53,11 +53,8 @@ class Program:
     """By (position of the peer, stage): most microbatches between forward and backward."""
 
 
-def compile_program(
-    flow: Flow, size_bytes: Callable[[Transfer], int], *, training: bool = True
-) -> Program:
-    """The training step of a plan, or one evaluation. `size_bytes` gives the encoded bytes of a
-    transfer's tensor."""
+def compile_program(flow: Flow, size_bytes: Callable[[Transfer], int]) -> Program:
+    """The training step of a plan. `size_bytes` gives the encoded bytes of a transfer's tensor."""
     peers = flow.plan.peers
     place = {peer: i for i, peer in enumerate(peers)}
     actions: list[Action] = []
@@ -66,7 +63,7 @@ def compile_program(
     number: dict[tuple[int, Action], int] = {}
     for i, peer in enumerate(peers):
         first.append(len(actions))
-        for action in flow.actions(peer) if training else flow.evaluation_actions(peer):
+        for action in flow.actions(peer):
             number[i, action] = len(actions)
             actions.append(action)
             owner.append(i)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role, Transfer
 from .build import BuiltStages, Inputs
-from .exchange import Taken, present
+from .exchange import Echo, Taken, present
 
-__all__ = ["Echo", "forget_moments", "run_action"]
+__all__ = ["forget_moments", "run_action"]
 
-Echo = Callable[[Transfer, Tensor], Tensor]
-"""(a sum of gradients, its value) -> what its destinations have of it, by its codec."""
 Given = Mapping[Transfer, Tensor | None]
 """By transfer, the value that leaves; None: no gradient came to it."""
 

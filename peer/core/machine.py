@@ -305,7 +305,7 @@ class PeerMachine:
             return [refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
             return [refused(assign, "busy", f"{self.peer} still holds {part.run}")]
-        out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
+        out = self.probes.end_all(f"{self.peer} was given a part in {assign.run}")
         live = assign.resume.live and holds and self.peer not in assign.resume.rebuilt
         codecs = not assign.resume.rebuilt  # they begin anew then
         if live and (part is None or not part.has(assign.first_step, codecs=codecs)):

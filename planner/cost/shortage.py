@@ -147,5 +147,5 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
     return None
 
 
-def _memories(offers: Sequence[PeerOffer], most: int = 8) -> str:
-    return some_of([f"{o} {size_text(o.device_memory_bytes)}" for o in offers], most)
+def _memories(offers: Sequence[PeerOffer]) -> str:
+    return some_of([f"{o} {size_text(o.device_memory_bytes)}" for o in offers], 8)

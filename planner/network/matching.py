@@ -1,21 +1,16 @@
-"""Which peers are alike, which of two groups work together, and in which order groups follow.
+"""Which peers are alike, and which of two groups work together.
 
-All three are parts of what a grouping of peers costs (grouping.py), and small enough to be exact.
+Both are parts of what a grouping of peers costs (grouping.py), and small enough to be exact.
 """
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .order import EXACT, widest_path
-
-__all__ = ["kinds_of", "match", "shortest_path"]
+__all__ = ["kinds_of", "match"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def kinds_of(*matrices: Floats) -> tuple[int, ...]:
@@ -99,42 +94,3 @@ def _matched(allowed: NDArray[np.bool_]) -> list[int] | None:
     for column, row in enumerate(row_of):
         column_of[row] = column
     return column_of
-
-
-@functools.cache
-def _levels(n: int) -> tuple[tuple[Ints, Ints], ...]:
-    """By size of sets of n nodes, from one: every set, and a node outside of it."""
-    found = []
-    for level in range(1, n):
-        pairs = [
-            (m, j)
-            for m in range(1 << n)
-            if m.bit_count() == level
-            for j in range(n)
-            if not (m >> j) & 1
-        ]
-        rows = np.array(pairs, dtype=np.int64)
-        found.append((rows[:, 0], rows[:, 1]))
-    return tuple(found)
-
-
-def shortest_path(distance: Floats) -> tuple[float, tuple[int, ...]]:
-    """The open path over all n nodes with the least sum of a symmetric matrix (n, n): exact up to
-    order.EXACT nodes, improved by exchanges beyond."""
-    n = len(distance)
-    if n > EXACT:
-        path = widest_path(np.ones_like(distance), distance)
-        return float(distance[path[:-1], path[1:]].sum()), tuple(path)
-    best = np.full((1 << n, n), np.inf)
-    best[1 << np.arange(n), np.arange(n)] = 0.0
-    for nodes, j in _levels(n):
-        best[nodes | (1 << j), j] = (best[nodes] + distance[j]).min(1)
-    nodes_left = (1 << n) - 1
-    last, found = int(best[nodes_left].argmin()), []
-    while True:
-        found.append(last)
-        nodes_left ^= 1 << last
-        if not nodes_left:
-            break
-        last = int((best[nodes_left] + distance[last]).argmin())
-    return float(best[-1].min()), tuple(found[::-1])

@@ -9,15 +9,17 @@ the largest, then on the cost with everything narrower forbidden. Both matrices 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXACT", "grouped_path", "narrowest", "widest_path"]
+__all__ = ["EXACT", "grouped_path", "narrowest", "shortest_path", "widest_path"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 EXACT = 12
 """Most nodes of the exact search: 12 · 12 · 4,096 entries."""
@@ -57,6 +59,23 @@ def widest_path(
     )[1]
 
 
+@functools.cache
+def _levels(n: int) -> tuple[tuple[Ints, Ints], ...]:
+    """By size of sets of n nodes, from one: every set, and a node outside of it."""
+    found = []
+    for level in range(1, n):
+        pairs = [
+            (m, j)
+            for m in range(1 << n)
+            if m.bit_count() == level
+            for j in range(n)
+            if not (m >> j) & 1
+        ]
+        rows = np.array(pairs, dtype=np.int64)
+        found.append((rows[:, 0], rows[:, 1]))
+    return tuple(found)
+
+
 def _search(
     cost: Floats, enter: Floats, leave: Floats, *, largest: bool
 ) -> tuple[float, list[int]]:
@@ -64,29 +83,26 @@ def _search(
     n = len(cost)
     join = np.maximum if largest else np.add
     best = np.full((1 << n, n), np.inf)
-    before = np.full((1 << n, n), -1, dtype=np.int64)
     best[1 << np.arange(n), np.arange(n)] = enter
-    masks = np.arange(1 << n)
-    size = np.zeros(1 << n, dtype=np.int64)
-    for j in range(n):
-        size += (masks >> j) & 1
-    for level in range(1, n):
-        at = masks[size == level]
-        for j in range(n):
-            free = at[(at >> j) & 1 == 0]
-            values = join(best[free], cost[:, j])
-            values[(free[:, None] >> np.arange(n)) & 1 == 0] = np.inf
-            last = values.argmin(1)
-            best[free | (1 << j), j] = values[np.arange(len(free)), last]
-            before[free | (1 << j), j] = last
-    full = (1 << n) - 1
-    ends = join(best[full], leave)
-    at_, mask = int(ends.argmin()), full
-    path = [at_]
-    while before[mask, at_] >= 0:
-        mask, at_ = mask ^ (1 << at_), int(before[mask, at_])
-        path.append(at_)
+    for nodes, j in _levels(n):
+        best[nodes | (1 << j), j] = join(best[nodes], cost[j]).min(1)
+    nodes_left = (1 << n) - 1
+    ends = join(best[nodes_left], leave)
+    path = [int(ends.argmin())]
+    while nodes_left := nodes_left ^ (1 << path[-1]):
+        path.append(int(join(best[nodes_left], cost[path[-1]]).argmin()))
     return float(ends.min()), path[::-1]
+
+
+def shortest_path(distance: Floats) -> tuple[float, tuple[int, ...]]:
+    """The open path over all n nodes with the least sum of a symmetric matrix (n, n): exact up to
+    EXACT nodes, improved by exchanges beyond."""
+    n = len(distance)
+    if n > EXACT:
+        path = widest_path(np.ones_like(distance), distance)
+        return float(distance[path[:-1], path[1:]].sum()), tuple(path)
+    length, path = _search(distance, np.zeros(n), np.zeros(n), largest=False)
+    return length, tuple(path)
 
 
 def _improved(

@@ -57,8 +57,6 @@ class RouteSearch:
     """Moves of the second part."""
     starts: int = 8
     """Runs of the first part, of which the best one goes on."""
-    place: bool = True
-    """Whether nodes may change their stages."""
     alike: bool = False
     """Whether all waves take the same paths."""
 
@@ -79,8 +77,8 @@ Change = list[tuple[int, int, LanePath]]
 class _Moves:
     """Draws moves. A move is what it changes; None: this draw is none."""
 
-    def __init__(self, rules: RouteRules, rng: random.Random, place: bool, alike: bool) -> None:
-        self.rules, self.rng, self.place, self.alike = rules, rng, place, alike
+    def __init__(self, rules: RouteRules, rng: random.Random, alike: bool) -> None:
+        self.rules, self.rng, self.alike = rules, rng, alike
 
     def draw(self, state: _State) -> tuple[Change, tuple[int, int] | None] | None:
         kind = self.rng.random()
@@ -111,7 +109,7 @@ class _Moves:
     def _exchange(self, state: _State) -> tuple[Change, tuple[int, int] | None] | None:
         n = len(state.stage_of)
         x, y = self._below(n), self._below(n)
-        if x == y or (state.stage_of[x] != state.stage_of[y] and not self.place):
+        if x == y:
             return None
         s, t = state.stage_of[x], state.stage_of[y]
         one, two = (s, x), (t, y)
@@ -161,29 +159,23 @@ def search_routes(
     waves: int,
     options: RouteSearch | None = None,
     *,
-    begin: Routes | None = None,
     told: Callable[[Routes], None] | None = None,
 ) -> Routes:
-    """The best routes found. `sizes`: nodes by stage; `begin`: routes to go on from, e.g. of the
-    network as it was; `told` hears of each better one. Raises ValueError when no routes keep the
-    rules."""
+    """The best routes found. `sizes`: nodes by stage; `told` hears of each better one. Raises
+    ValueError when no routes keep the rules."""
     options = options or RouteSearch()
     nodes = len(times.forward_s)
     if nodes < sum(sizes):
         raise ValueError(f"{nodes} nodes for stages of {sum(sizes)}: expected as many or more")
     rng = random.Random(options.seed)
     clock = RouteClock(times)
-    moves = _Moves(rules, rng, options.place, options.alike)
-    if begin is None:
-        paths = first_paths(rules, sizes)
-        states = [_State(placed(sizes, nodes), [paths] * waves) for _ in range(options.starts)]
-        for state in states:
-            if options.place:
-                _shuffle(state, rng)
-            _rough(state, times, moves, rng, options.rough // options.starts)
-        state = min(states, key=lambda s: max(clock.run(s.paths)))
-    else:
-        state = _State(begin.stage_of, begin.waves)
+    moves = _Moves(rules, rng, options.alike)
+    paths = first_paths(rules, sizes)
+    states = [_State(placed(sizes, nodes), [paths] * waves) for _ in range(options.starts)]
+    for state in states:
+        _shuffle(state, rng)
+        _rough(state, times, moves, rng, options.rough // options.starts)
+    state = min(states, key=lambda s: max(clock.run(s.paths)))
     return _fine(state, clock, moves, rng, options.fine, told)
 
 

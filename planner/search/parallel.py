@@ -24,7 +24,7 @@ from ..cost.cost_model import CostModel
 from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
 from ..network.grouping import Islands, Objective, group
-from ..network.matching import shortest_path
+from ..network.order import shortest_path
 
 __all__ = ["candidates_in", "shapes"]
 

@@ -74,14 +74,14 @@ def rules_of(layout: StageLayout, *, reorder: bool, memory: int) -> RouteRules:
 
 
 def found_circle(
-    judge: CostModel, layout: StageLayout, *, reorder: bool, seed: int = 0
+    judge: CostModel, layout: StageLayout, *, reorder: bool
 ) -> tuple[StageLayout, list[Route], float] | None:
     """The layout with its holders, and the routes of its microbatches, by a search with equal
     stages, with the seconds of its step by that; None: no routes keep the rules."""
     count, first = judge.request.microbatches, layout.sizes[0]
     lanes = -(-count // first) * first
     rules = rules_of(layout, reorder=reorder, memory=lanes // first)
-    moves = RouteSearch(seed=seed, rough=ROUGH * STARTS, fine=FINE, starts=STARTS)
+    moves = RouteSearch(rough=ROUGH * STARTS, fine=FINE, starts=STARTS)
     try:
         found = search_routes(rules, _times(judge, layout, rules), layout.sizes, 1, moves)
     except ValueError:
@@ -151,10 +151,9 @@ class _Bettered:
         times: RouteSeconds,
         bounds: Bounds | None,
         rules: RouteRules,
-        seed: int,
     ) -> None:
         self.plan, self.stages, self.times, self.bounds = plan, stages, times, bounds
-        self.rules, self.rng = rules, random.Random(seed)
+        self.rules, self.rng = rules, random.Random(0)
 
     def run(self) -> tuple[Route, ...]:
         routes = list(self.plan.routes)
@@ -232,7 +231,6 @@ def best_over(
     *,
     reorder: bool,
     recompute: bool,
-    seed: int = 0,
 ) -> RoutedPlan | None:
     """The best plan over a layout that has its holders; `routes` begin the search. None: the graph
     cannot be cut so. Raises NoPlan where whoever checks a plan says that a stage may be left out by
@@ -261,7 +259,7 @@ def best_over(
         return RoutedPlan(plan, float("inf"), layout)
     rules = rules_of(layout, reorder=reorder, memory=len(routes))
     middle = bounds[len(bounds) // 2]
-    bettered = _Bettered(plan, stages, times, middle, rules, seed).run()
+    bettered = _Bettered(plan, stages, times, middle, rules).run()
     plan = replace(plan, routes=bettered)
     listed: dict[object, tuple[float, int, Plan, int]] = {}
     for name in _schedules(options.schedule):

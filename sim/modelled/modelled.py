@@ -12,6 +12,7 @@ import torch
 
 from ...broker import events as b
 from ...broker.candidates import Rule
+from ...client.front import PackedJob, SimulationFront
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
@@ -20,9 +21,7 @@ from ...dag.plan.routes import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...job import Job
 from ...proto import broker_pb2
-from ..baselines import add_baselines
 from ..following import Following
-from ..front import Front, Packed
 from ..ghost.hashes import expected
 from ..ghost.round_hashes import expected_gossip, expected_rounds
 from ..live import LiveView
@@ -33,7 +32,7 @@ from ..report import Summary, unigram_entropy
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace
-from ..verify import compare, verify
+from ..verify import add_baselines, compare, verify
 from ..virtual.clock import Observed, StalledError
 from .virtual_run import VirtualRun, run_virtual
 
@@ -90,7 +89,7 @@ CHEAP = 500_000
 def run_modelled(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     summary: Summary,
     shown: LiveView,
@@ -179,9 +178,9 @@ def run_modelled(
 def _half(
     job: Job,
     scenario: Scenario,
-    packed: Packed,
+    packed: PackedJob,
     found: VirtualRun,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     summary: Summary,
 ) -> None:
@@ -223,7 +222,7 @@ def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
         summary.exit, summary.error = 1, "; ".join(found.missed)
 
 
-def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOptions) -> None:
+def _as_hashes(job: Job, followed: Following, packed: PackedJob, options: SimOptions) -> None:
     """Losses of ghosts are hashes: they say nothing, but must be those of the plain loop; of
     replicas that train apart, the versions must."""
     summary, rows = followed.summary, followed.played.rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Told:
     """Its settings, table by table."""
     course: Sequence[Mapping[str, Any]]
     """Points as `Course` has them."""
-    more: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
     """What it was run in and is no setting of its job, such as the world of a simulation."""
     error: str = ""
     """Why it failed; empty: it did not."""

@@ -12,6 +12,7 @@ from ...job.words import WRONG_CHOICE, count_of
 from ...planner.answers.preview import WORTH_SAYING
 from ...planner.schedulers.alternatives import ALONE
 from .summary import Summary, names_of
+from .words import thousands
 
 __all__ = ["MOST_LINKS", "outrun", "own_step_s", "render"]
 
@@ -67,7 +68,7 @@ def _outrun(s: Summary) -> Iterator[str]:
 def _model(s: Summary) -> Iterator[str]:
     if s.stages:
         yield (
-            f"model    {_si(s.params)} params, {s.operators} ops -> "
+            f"model    {thousands(s.params)} params, {s.operators} ops -> "
             f"{f'{s.replicas} replicas of ' * (s.replicas > 1)}{count_of(s.stages, 'stage')} "
             f"on {s.holders} of {count_of(s.peers, 'peer')}{_spares(s)}"
         )
@@ -146,7 +147,7 @@ def _made_anew(s: Summary) -> Iterator[str]:
 def _speed(s: Summary) -> Iterator[str]:
     if not s.step_s:
         return
-    parts = [f"{s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s"]
+    parts = [f"{s.step_s:.3f} s/step, {thousands(s.tokens_per_s)} tok/s"]
     if s.predicted_step_s:
         error = s.predicted_step_s / s.step_s - 1
         parts.append(f"predicted {s.predicted_step_s:.3f} (error {error:+.0%})")
@@ -280,11 +281,3 @@ def _again(s: Summary) -> str:
     if s.weights:
         tail += f" · weights {s.weights}"
     return tail
-
-
-def _si(n: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(n) < 1000:
-            return f"{n:.3g}{unit}"
-        n /= 1000
-    return f"{n:.3g}P"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...net.printable import printable
 
-__all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size", "start"]
+__all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size", "start", "thousands"]
 
 
 def figure(x: float) -> str:
@@ -14,6 +14,15 @@ def figure(x: float) -> str:
             return f"{x:.3g}{unit}" if abs(x) >= 0.001 or x == 0 else f"{x:.1e}"
         x /= 1000
     return f"{x:.3g}P"
+
+
+def thousands(n: float) -> str:
+    """Three digits and a letter, below a thousand without one."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(n) < 1000:
+            return f"{n:.3g}{unit}"
+        n /= 1000
+    return f"{n:.3g}P"
 
 
 def seconds(t: float) -> str:

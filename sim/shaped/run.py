@@ -11,13 +11,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ...client.front import SimulationFront
 from ...job import Codec, Job
 from ...job.plan_options import PlanOptions
 from ...job.tables import Recovery
 from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
-from ..baselines import add_baselines
 from ..cluster import (
     ClusterRun,
     beside,
@@ -29,14 +29,13 @@ from ..cluster import (
 )
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults
-from ..front import Front
 from ..live import LiveView
 from ..modelled.virtual_run import specs_of
 from ..options import Setting, SimOptions
 from ..processes import ClusterError, LocalCluster
 from ..report import Summary
 from ..trace import Mark, Span, Trace, TraceError
-from ..verify import verify
+from ..verify import add_baselines, verify
 from ..virtual.world import World
 from .forwarder import Forwarder
 from .shaping import Shaping
@@ -107,7 +106,7 @@ COMPARED_STEPS = 4
 def run_shaped(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     summary: Summary,
     shown: LiveView,
@@ -202,7 +201,7 @@ def run_shaped(
 def _verify(
     setting: Setting,
     options: SimOptions,
-    front: Front,
+    front: SimulationFront,
     folder: Path,
     cluster: LocalCluster,
     trained: ClusterRun,

@@ -14,14 +14,13 @@ from statistics import median
 import torch
 from torch import nn
 
+from ...client.front import SimulationFront
 from ...dag.cost.cost import cost
 from ...dag.cost.pace import UPDATE_CALLS, IntervalWork
 from ...dag.cost.speed import Speeds, Work
 from ...dag.ir.graph import Graph
 from ...job import Job, Train
-from ...peer.data.reader import Reader
 from ...proto import broker_pb2
-from ..front import Front
 from ..plain import oracle
 from ..processes import LocalCluster
 from ..report import Summary
@@ -61,16 +60,10 @@ def check_real(scenario: Scenario) -> None:
             )
 
 
-def stretches_of(scenario: Scenario, job: Job, front: Front) -> dict[str, float]:
+def stretches_of(scenario: Scenario, job: Job, front: SimulationFront) -> dict[str, float]:
     """By peer. Raises SettingsError for a device that is faster than a core of this machine."""
     facts = front.facts(job)
-    reader = Reader(
-        facts.manifest,
-        facts.shards.__getitem__,
-        seed=job.seed,
-        microbatches=job.train.microbatches,
-    )
-    size = job.train.microbatch_size
+    reader, size = facts.reader(job.train.microbatches), job.train.microbatch_size
     with front.module(job) as module:
         here_s = cpu_seconds(module, lambda step, m: reader.batch(step, m, size), job.train)
     work, found = step_work(facts.graph, job.train), dict[str, float]()

@@ -165,14 +165,19 @@ class PeerShell:
     # ------------------------------------------------------------ links
 
     def _transported(self, event: TransportEvent) -> None:
-        if isinstance(event, FrameAcknowledged):
-            self.handle(p.FrameAcknowledged(event.key, event.began_s))
-        elif isinstance(event, FrameArrived):
-            self._arrived(event.arrived)
-        elif isinstance(event, FrameGrows):
-            self.handle(p.FrameGrows(event.key))
-        else:
-            self._link_changed(event)
+        match event:  # those of every frame come first
+            case FrameAcknowledged(_, key, began_s):
+                self.handle(p.FrameAcknowledged(key, began_s))
+            case FrameArrived(arrived):
+                self._arrived(arrived)
+            case FrameGrows(_, key):
+                self.handle(p.FrameGrows(key))
+            case LinkUp(peer, again_bytes=again):
+                self.handle(p.LinkUp(PeerId(peer), again))
+            case LinkDown(peer, why):
+                self.handle(p.LinkDown(PeerId(peer), why))
+            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
+                self.world.note(self.name, f"refused link of {peer}: {why}")
 
     def _arrived(self, arrived: Arrived) -> None:
         world, machine, key = self.world, self.machine, arrived.key
@@ -192,15 +197,6 @@ class PeerShell:
         if world.logs:
             world.note(self.name, "has", key)
         self.handle(p.FrameArrived(key))
-
-    def _link_changed(self, event: LinkUp | LinkDown | LinkRefused) -> None:
-        match event:
-            case LinkUp(peer, again_bytes=again):
-                self.handle(p.LinkUp(PeerId(peer), again))
-            case LinkDown(peer, why):
-                self.handle(p.LinkDown(PeerId(peer), why))
-            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
-                self.world.note(self.name, f"refused link of {peer}: {why}")
 
     def _send(self, key: FrameKey, payload: Payload) -> None:
         try:

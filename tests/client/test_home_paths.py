@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.client.comparing import compare
 from shoal.client.errors import RecordError
 from shoal.client.files.records import local_folder
 from shoal.client.job_data import read_data
 from shoal.client.models import models
 from shoal.job import Job
+from shoal.sim.comparing import compare
 from shoal.sim.named_files import mark_of
 
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.client.front import SimulationFront
 from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
 from shoal.sim import grid as grids
-from shoal.sim.front import Front
 from shoal.sim.grid import Sweep
 from shoal.sim.named_files import mark_of
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary, write_json
 
-NOBODY = cast("Front", None)
+NOBODY = cast("SimulationFront", None)
 
 
 def options(folder: Path, **more: Any) -> SimOptions:
@@ -64,7 +64,7 @@ def test_a_grid_goes_on_with_what_is_not_there_yet(
 ) -> None:
     ran: list[str] = []
 
-    def simulated(given: SimOptions, front: Front) -> Summary:
+    def simulated(given: SimOptions, front: SimulationFront) -> Summary:
         """Writes a report, and fails where the method is noloco and nothing else was run."""
         setting = Setting.of(given)
         assert given.report is not None

@@ -151,9 +151,10 @@ class Probes:
             return "busy", f"{len(self._active)} probes are under way, the limit"
         return None
 
-    def end_all(self, code: str, text: str) -> list[e.Instruction]:
-        """Every probe ends here and now, with what it measured so far."""
-        return [i for probe in list(self._active.values()) for i in self._end(probe, code, text)]
+    def end_all(self, text: str) -> list[e.Instruction]:
+        """This peer was assigned: every probe ends here and now, with what it measured so far."""
+        probes = list(self._active.values())
+        return [i for probe in probes for i in self._end(probe, "assigned", text)]
 
     def timer(self, other: PeerId, now: float) -> list[e.Instruction]:
         probe = self._active.get(other)

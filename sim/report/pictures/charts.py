@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ..measures.measure import MeasuredStep
 from ..words import figure, plain, seconds, size, start
 from .palette import SERIES
 from .picture import Anchor, Dot, Label, Line, Picture, Rect, width_of
 
-__all__ = ["Series", "bars", "curves", "ticks", "time_axis"]
+__all__ = ["Series", "bars", "curves", "legend", "step_lines", "ticks", "time_axis"]
 
 _ROOM = 3
 """Between a number and the edge: fonts are wider here and narrower there."""
@@ -49,6 +50,33 @@ def time_axis(
         edge = at(t) + width_of(text, 11) / 2 > picture.width - _ROOM
         anchor: Anchor = "end" if edge else "middle"
         picture.add(Label(at(t), y + 14, text, 11, "faint", anchor))
+
+
+def step_lines(
+    picture: Picture,
+    at: Callable[[float], float],
+    steps: Sequence[MeasuredStep],
+    *,
+    top: float,
+    bottom: float,
+) -> None:
+    """A line where each step begins, with its number above."""
+    for step in steps:
+        x = at(step.start_s)
+        picture.add(
+            Line(((x, top - 4), (x, bottom)), "faint", 1, 0.6, True),
+            Label(x + 3, top - 7, f"step {step.number}", 11, "faint"),
+        )
+
+
+def legend(picture: Picture, kinds: Iterable[str], x: float) -> float:
+    """A square with its word for each of the kinds, from `x` on, and for waiting; where the next
+    would stand."""
+    for kind in (*kinds, "wait"):
+        outline = "grid" if kind == "wait" else ""
+        picture.add(Rect(x, 8, 12, 12, kind, outline=outline), Label(x + 17, 18, kind, 12))
+        x += 34 + width_of(kind, 12)
+    return x
 
 
 def alike(values: Sequence[float]) -> list[str]:

@@ -9,8 +9,8 @@ from ...trace import Trace
 from ..measures.measure import Measured, MeasuredStep
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain
-from .charts import time_axis
-from .picture import Label, Line, Picture, Rect, width_of
+from .charts import legend, step_lines, time_axis
+from .picture import Label, Picture, Rect, width_of
 
 __all__ = ["crowd", "groups_of"]
 
@@ -77,16 +77,9 @@ def crowd(
             cells[k] += max(0.0, min(span.end_s, b) - max(span.start_s, a)) / length
 
     held = _held(verdict, groups)
-    x = left
-    for kind in STACKED:
-        if any(kind == k for _, k in shares):
-            picture.add(Rect(x, 8, 12, 12, kind), Label(x + 17, 18, kind, 12))
-            x += 34 + width_of(kind, 12)
-    picture.add(
-        Rect(x, 8, 12, 12, "wait", outline="grid"),
-        Label(x + 17, 18, "wait", 12),
-        Label(WIDTH, 18, "computes, of the time", 11, "faint", "end"),
-    )
+    there = {kind for _, kind in shares}
+    legend(picture, (kind for kind in STACKED if kind in there), left)
+    picture.add(Label(WIDTH, 18, "computes, of the time", 11, "faint", "end"))
     for i, (name, names) in enumerate(groups.items()):
         y = top + i * height
         marked = name == held
@@ -117,11 +110,7 @@ def crowd(
             Label(WIDTH, y + height / 2 + 4, percent(mean), 11, "ink", "end"),
         )
     time_axis(picture, at, start_s, end_s, bottom, top=top)
-    for s in shown:
-        picture.add(
-            Line(((at(s.start_s), top - 4), (at(s.start_s), bottom)), "faint", 1, 0.6, True),
-            Label(at(s.start_s) + 3, top - 7, f"step {s.number}", 11, "faint"),
-        )
+    step_lines(picture, at, shown, top=top, bottom=bottom)
     return picture
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ....dag.plan.action import TRAITS, Action
 from ....proto.broker_pb2 import PlannedRow
 from ..words import cut, plain, seconds
-from .charts import time_axis
+from .charts import legend, time_axis
 from .palette import PALETTE
 from .picture import Label, Picture, Rect, width_of
 
@@ -47,7 +47,7 @@ def planned_timeline(
             for text, start, end in zip(row.actions, row.start_s, row.end_s, strict=True):
                 _add(picture, Action.parse(text), at(start), at(end), y + 2, height - 4)
             y += height
-    _legend(picture, left)
+    legend(picture, LEGEND, left)
     return picture
 
 
@@ -59,14 +59,6 @@ def _add(picture: Picture, action: Action, x: float, x2: float, y: float, height
     number = str(action.microbatch)
     if traits.of == "visit" and height >= 12 and x2 - x > width_of(number, 10) + 3:
         picture.add(Label((x + x2) / 2, y + height / 2 + 3.5, number, 10, "paper", "middle"))
-
-
-def _legend(picture: Picture, left: float) -> None:
-    x = left
-    for kind in (*LEGEND, "wait"):
-        outline = "grid" if kind == "wait" else ""
-        picture.add(Rect(x, 8, 12, 12, kind, outline=outline), Label(x + 17, 18, kind, 12))
-        x += 34 + width_of(kind, 12)
 
 
 assert set(LEGEND) <= PALETTE.keys()

@@ -10,7 +10,7 @@ from ..measures.measure import VISITS, Measured, MeasuredStep
 from ..measures.moments import FAULTS, notable
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain, seconds, size
-from .charts import time_axis
+from .charts import legend, step_lines, time_axis
 from .palette import PALETTE
 from .picture import Dot, Label, Line, Picture, Rect, width_of
 
@@ -67,11 +67,7 @@ def timeline(
         _row_label(picture, name, y, height, left, found, verdict)
         picture.add(Rect(left, y + 1, WIDTH - left - RIGHT, height - 2, "wait"))
     time_axis(picture, at, start_s, end_s, bottom, top=top)
-    for step in shown:
-        picture.add(
-            Line(((at(step.start_s), top - 4), (at(step.start_s), bottom)), "faint", 1, 0.6, True),
-            Label(at(step.start_s) + 3, top - 7, f"step {step.number}", 11, "faint"),
-        )
+    step_lines(picture, at, shown, top=top, bottom=bottom)
     bars = height - 7 if height > 16 else height - 5
     for span in spans:
         y = rows[span.peer]
@@ -149,13 +145,7 @@ def _row_label(
 
 def _legend(picture: Picture, spans: Sequence[Span], left: float) -> None:
     kinds = {s.kind for s in spans}
-    x = left
-    for kind in LEGEND:
-        if kind in kinds:
-            picture.add(Rect(x, 8, 12, 12, kind), Label(x + 17, 18, kind, 12))
-            x += 34 + width_of(kind, 12)
-    picture.add(Rect(x, 8, 12, 12, "wait", outline="grid"), Label(x + 17, 18, "wait", 12))
-    x += 34 + width_of("wait", 12)
+    x = legend(picture, (kind for kind in LEGEND if kind in kinds), left)
     picture.add(
         Line(((x, 14), (x + 16, 14)), "accent", 2.5),
         Label(x + 22, 18, "what the time hangs on", 12),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.broker.clients import choose
 from shoal.broker.records.cohort_ledger import CohortLedger
 from shoal.broker.records.rounds import RoundRecord
 from shoal.broker.records.version_ledger import VersionLedger
-from shoal.broker.runs.choosing import choose
 from shoal.dag.rounds.cohorts import cohort_of, places_of_clients
 from shoal.proto.broker_pb2 import (
     Cohort,

@@ -17,7 +17,8 @@ from shoal.planner.base.interface import PlannerOptions
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.network import grouping
 from shoal.planner.network.grouping import Objective, divisions, every_division, group, starts
-from shoal.planner.network.matching import kinds_of, match, shortest_path
+from shoal.planner.network.matching import kinds_of, match
+from shoal.planner.network.order import shortest_path
 from shoal.planner.search.parallel import candidates_in, shapes
 from shoal.sim.scenario.topologies import load
 from shoal.tests.planner.cases import random_case

@@ -107,22 +107,6 @@ def test_a_small_search_finds_the_best_of_all_routes(seed: int) -> None:
     assert found.step_s == pytest.approx(best)
 
 
-def test_routes_go_on_from_the_last_ones_when_a_link_becomes_slow() -> None:
-    rules, sizes, times = RouteRules(), [5, 3, 3, 3, 3, 3], network(20, 1)
-    options = RouteSearch(rough=4000, fine=400, starts=1)
-    before = search_routes(rules, times, sizes, 2, options)
-    a, b = before.waves[0][0][0][1], before.waves[0][0][1][1]
-    slow = times.latency_s.copy()
-    slow[a, b] = slow[b, a] = 30.0
-    after = replace(times, latency_s=slow)
-    was = max(RouteClock(after).run(before.waves))
-    now = search_routes(
-        rules, after, sizes, 2, replace(options, place=False), begin=replace(before, step_s=was)
-    )
-    assert now.step_s < was
-    assert now.stage_of == before.stage_of
-
-
 def test_whoever_listens_hears_of_better_and_better_routes() -> None:
     told: list[Routes] = []
     options = RouteSearch(rough=200, fine=400, starts=1)

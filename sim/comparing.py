@@ -1,4 +1,5 @@
-"""What runs tell of themselves, to be compared: from output folders, or from a broker."""
+"""Runs held against each other, from Python and by `shoal compare`: what they tell of themselves,
+from output folders, or from a broker."""
 
 from __future__ import annotations
 
@@ -6,35 +7,55 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ...broker.course import Course
-from ...broker.round_rows import RoundRows
-from ...job.settings import json_object
-from ...proto.broker_pb2 import FAILED
-from ..errors import RecordError
-from ..files.records import read_run, step_numbers
-from ..files.row_file import rows_of
+from ..broker.course import Course
+from ..broker.round_rows import RoundRows
+from ..client.errors import RecordError
+from ..client.files.records import read_run, step_numbers
+from ..client.files.row_file import rows_of
+from ..client.runs.run import Run
+from ..client.runs.session import connect
+from ..job.settings import json_object
+from ..net.surroundings import user_path
+from ..proto.broker_pb2 import FAILED
+from .report.side_by_side import RunComparison, Told, reported
 
 if TYPE_CHECKING:
-    from .run import Run
+    from ..client.runs.session import Client
 
-__all__ = ["RunTold", "folder_told", "labels", "run_told"]
+__all__ = ["compare", "folder_told", "labels", "run_told"]
 
 _OF_SEED = re.compile(r"-seed-\d+$")
 
 
-class RunTold(NamedTuple):
-    """What one run tells."""
+def compare(
+    *runs: Run | str | Path, broker: str | None = None, to: Path | str = "runs/"
+) -> RunComparison:
+    """Hold runs against each other: `print` shows the table, `draw(path)` the losses over steps,
+    samples, bytes and time, and `table()` has the same for programs. A run is a `Run`, an id at
+    `broker`, the folder of one (in `to`, or anywhere), or of a report of `shoal sim`. Names that
+    differ in "-seed-N" at their end alone are one row.
 
-    seed: int
-    job: Mapping[str, Any]
-    """Its settings, table by table."""
-    course: Sequence[Mapping[str, Any]]
-    """Points as `Course` has them."""
-    error: str = ""
-    """Why it failed; empty: it did not."""
+    Raises ClientError, SettingsError for a folder of another kind, OSError.
+    """
+    names = [run.id if isinstance(run, Run) else str(user_path(run)) for run in runs]
+    told = []
+    with ExitStack() as open_until_then:
+        client: Client | None = None
+        for run, name, label in zip(runs, names, labels(names), strict=True):
+            if isinstance(run, Run):
+                told.append(run_told(run, label))
+            elif (summary := Path(name) / "summary.json").is_file():
+                told.append(reported(summary, label))
+            elif Path(name).is_dir():
+                told.append(folder_told(Path(name), label))
+            else:
+                client = client or open_until_then.enter_context(connect(broker))
+                told.append(run_told(client.run(name, to), label))
+    return RunComparison(told)
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -50,7 +71,7 @@ def labels(names: Sequence[str]) -> list[str]:
     return [s if short.count(s) > 1 else whole for s, whole in zip(short, made, strict=True)]
 
 
-def folder_told(folder: Path) -> RunTold:
+def folder_told(folder: Path, label: str) -> Told:
     """Read the output folder of a run. Raises RecordError for another folder, OSError."""
     record = read_run(folder)
     if "job" not in record:
@@ -71,7 +92,7 @@ def folder_told(folder: Path) -> RunTold:
             held_out = row["eval_loss"]
             course.evaluated(row["round"], math.nan if held_out is None else held_out)
     job = record["job"]
-    return RunTold(job.get("seed", 0), job, course.points)
+    return Told(label=label, seed=job.get("seed", 0), job=job, course=course.points)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -81,7 +102,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from rows_of(file.read_bytes(), file)
 
 
-def run_told(run: Run) -> RunTold:
+def run_told(run: Run, label: str) -> Told:
     """Ask a broker for a run, as far as it has come; its folder may know its job better. Raises
     ClientError."""
     course, rounds, meets, error = Course(), RoundRows(keep=False), False, ""
@@ -99,4 +120,5 @@ def run_told(run: Run) -> RunTold:
                 error = event.state.reason.text if event.state.phase == FAILED else ""
     job: Mapping[str, Any] = read_run(run.folder).get("job", {})
     job = job or json_object(run.client.recall(run.id).spec.job)
-    return RunTold(job.get("seed", 0), job, course.points, error)
+    seed = job.get("seed", 0)
+    return Told(label=label, seed=seed, job=job, course=course.points, error=error)

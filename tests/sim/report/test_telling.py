@@ -13,9 +13,9 @@ import pytest
 from shoal.client.errors import RecordError
 from shoal.client.files.records import Recorder, write_run
 from shoal.client.runs.history import History
-from shoal.client.runs.telling import RunTold, folder_told, labels, run_told
 from shoal.proto.broker_pb2 import FAILED, Evaluation, Outcome, RunEvent, RunState, StepDone
 from shoal.proto.common_pb2 import Reason
+from shoal.sim.comparing import folder_told, labels, run_told
 from shoal.sim.report import Summary, write_json
 from shoal.sim.report.side_by_side import RunComparison, Told, reported
 
@@ -32,7 +32,7 @@ def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
     recorder.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # somebody is writing
-    found = folder_told(tmp_path)
+    found = folder_told(tmp_path, "a")
     assert found.seed == 7
     assert [(p["step"], p["samples"], p["sent_bytes"], p["seconds"]) for p in found.course] == [
         (1, None, 100, 0.5),
@@ -58,7 +58,7 @@ def test_what_a_power_loss_left_is_named(tmp_path: Path, name: str, left: bytes)
     write_run(tmp_path, {"run": "r-1", "job": {"seed": 7, "train": {"batch": 4}}})
     (tmp_path / name).write_bytes(left)
     with pytest.raises(RecordError, match=f"{name} is damaged.*remove"):
-        folder_told(tmp_path)
+        folder_told(tmp_path, "a")
     if name != "run.json":
         with pytest.raises(RecordError, match=f"{name} is damaged.*remove"):
             Recorder(tmp_path, 16)
@@ -79,11 +79,11 @@ def test_a_broker_tells_what_the_folder_does(tmp_path: Path) -> None:
     spec = SimpleNamespace(job='{"seed": 8}')
     client = SimpleNamespace(recall=lambda name: SimpleNamespace(spec=spec))
 
-    def told(to: Path) -> RunTold:
+    def told(to: Path) -> Told:
         run: Any = SimpleNamespace(so_far=lambda: iter(events), id="r-1", client=client, folder=to)
-        return run_told(run)
+        return run_told(run, "a")
 
-    assert told(tmp_path / "r-1") == folder_told(tmp_path / "r-1")
+    assert told(tmp_path / "r-1") == folder_told(tmp_path / "r-1", "a")
     assert told(tmp_path / "elsewhere").job == {"seed": 8}
     reason = Reason(text="out of memory")
     events.append(RunEvent(number=3, state=RunState(run="r-1", phase=FAILED, reason=reason)))
@@ -101,7 +101,7 @@ def test_a_run_that_diverged_says_so_in_table_and_history(tmp_path: Path) -> Non
         done.evaluation.CopyFrom(Evaluation(loss=loss))
         recorder.see(RunEvent(number=step, step=done))
     recorder.close()
-    found = folder_told(tmp_path)
+    found = folder_told(tmp_path, "a")
     summary = Summary(name="n", world="w", seed=7, job=job, course=tuple(found.course))
     write_json(summary, tmp_path / "summary.json")
     told = [
@@ -120,7 +120,7 @@ def test_a_run_that_diverged_says_so_in_table_and_history(tmp_path: Path) -> Non
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"run": "r-1"}))
     with pytest.raises(RecordError, match=r"has no run\.json with a job"):
-        folder_told(tmp_path)
+        folder_told(tmp_path, "a")
 
 
 def test_names_are_short_and_those_of_one_setting_are_one(tmp_path: Path) -> None:
