@@ -138,7 +138,7 @@ def test_values_that_do_not_go_together_are_named_before_anything_runs(tmp_path:
 def test_a_setting_that_cannot_run_is_said_and_the_others_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulated(given: SimOptions, front: Front) -> Summary:
+    def simulated(given: SimOptions, front: SimulationFront) -> Summary:
         assert given.report is not None
         if "noloco" in given.report.name:
             raise SettingsError("sync.method", "does not go with this model")
