@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["ELSEWHERE", "WRONG_CHOICE", "count_of", "loss_text", "size_text", "some_of"]
+__all__ = [
+    "ELSEWHERE",
+    "WRONG_CHOICE",
+    "count_of",
+    "counted_in",
+    "loss_text",
+    "size_text",
+    "some_of",
+]
 
 WRONG_CHOICE = "the wrong choice"
 """Said of a plan, or of replicas, that something else would clearly outrun: whoever shows the
@@ -44,6 +53,11 @@ def count_of(count: int, what: str) -> str:
     """As "1 peer", "2 peers", "3 microbatches"."""
     plural = "es" if what.endswith("ch") else "s"
     return f"{count} {what}{'' if count == 1 else plural}"
+
+
+def counted_in(job: Mapping[str, Any]) -> str:
+    """What a step of a job, as a table, has so many of: "tokens" or "samples"."""
+    return "samples" if job.get("data", {}).get("kind") == "arrays" else "tokens"
 
 
 def loss_text(loss: float, weight: float) -> str:

@@ -68,6 +68,7 @@ class LiveState:
     title: str
     names: Mapping[str, str] = field(default_factory=dict)
     tokens_per_step: int = 0
+    counted: str = "tokens"
     phase: str = "waiting"
     reason: str = ""
     step: int = 0
@@ -198,7 +199,7 @@ def _head(view: LiveState) -> Text:
     if view.step_s:
         figures.append(f"{view.step_s:.3g} s/step")
     if view.tokens_per_s:
-        figures.append(f"{thousands(view.tokens_per_s)} tok/s")
+        figures.append(f"{thousands(view.tokens_per_s)} {view.counted}/s")
     if view.clock_s is not None:
         figures.append(f"{view.clock_s:.1f} s of virtual time")
     return text.append(" · ".join(figures), style="not bold")

@@ -23,6 +23,7 @@ from ..broker.membership.speeds import speeds_of
 from ..client.front import SimulationFront
 from ..dag.ir.graph import Graph
 from ..job.settings import plain
+from ..job.words import counted_in
 from ..net.interrupts import uninterrupted
 from ..peer.host.profile import speeds_to_proto
 from ..planner.answers.preview import preview_wanted
@@ -88,9 +89,9 @@ def simulated(options: SimOptions, front: SimulationFront) -> Summary:
                 folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
                 cleanup.callback(_remove, folder)
         title = f"{setting.name} · seed {setting.seed} · {summary.world}"
-        shown = cleanup.enter_context(
-            LiveView(LiveState(title, learns=setting.world != "ghost"), how)
-        )
+        learns = setting.world != "ghost"
+        state = LiveState(title, learns=learns, counted=counted_in(summary.job))
+        shown = cleanup.enter_context(LiveView(state, how))
         try:
             if setting.scenario is None:
                 run_cluster(setting, options, front, folder, summary, shown)

@@ -6,7 +6,6 @@ import json as json_module
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from ...broker import round_rows
 from ...broker.round_rows import RoundRow, RoundRows
-from ...job.words import count_of, loss_text, some_of
+from ...job.words import count_of, counted_in, loss_text, some_of
 from ...net.finite import finite
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
@@ -49,7 +48,8 @@ def follow(run: Run, *, json: bool, since: int = 0, verbose: bool = False) -> Ru
     recorder, wire = run.recorder(), CompressionSums(run.client.names)
     state, played = RunState(run=run.id), RoundRows(keep=False)
     view: _Bar | _Lines | _Json
-    told = _Told(run, recorder.tokens_per_step, _counted(recorder.folder), verbose=verbose)
+    counted = counted_in(read_run(recorder.folder).get("job", {}))
+    told = _Told(run, recorder.tokens_per_step, counted, verbose=verbose)
     view = _Json(recorder.tokens_per_step) if json else _Lines(told)
     if not json and sys.stderr.isatty():
         view = _Bar(told)
@@ -175,12 +175,6 @@ def row_of(
 def _apart(state: RunState) -> bool:
     """Whether steps are those of replicas that train apart, which each count their own."""
     return len(state.replicas) > 1
-
-
-def _counted(folder: Path) -> str:
-    """What a step has so many of, for people."""
-    data = read_run(folder).get("job", {}).get("data", {})
-    return "samples" if data.get("kind") == "arrays" else "tokens"
 
 
 class _Told:

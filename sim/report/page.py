@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from ...job.words import counted_in
 from .measures.measure import Measured
 from .pictures import palette
 from .summary import Summary
@@ -40,7 +41,7 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
     if step_s:
         made.append((seconds(step_s), "a step, in the median"))
     if s.tokens_per_s:
-        made.append((figure(s.tokens_per_s), "tokens per second"))
+        made.append((figure(s.tokens_per_s), f"{counted_in(s.job)} per second"))
     if s.loss_last is not None and s.loss_first is not None:
         made.append((f"{s.loss_last:.3f}", f"nats, loss at the end; {s.loss_first:.3f} at first"))
     if s.eval_loss is not None:

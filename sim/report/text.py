@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...job.words import WRONG_CHOICE, count_of
+from ...job.words import WRONG_CHOICE, count_of, counted_in
 from ...planner.answers.preview import WORTH_SAYING
 from ...planner.schedulers.alternatives import ALONE
 from .summary import Summary, names_of
@@ -147,7 +147,7 @@ def _made_anew(s: Summary) -> Iterator[str]:
 def _speed(s: Summary) -> Iterator[str]:
     if not s.step_s:
         return
-    parts = [f"{s.step_s:.3f} s/step, {thousands(s.tokens_per_s)} tok/s"]
+    parts = [f"{s.step_s:.3f} s/step, {thousands(s.tokens_per_s)} {counted_in(s.job)}/s"]
     if s.predicted_step_s:
         error = s.predicted_step_s / s.step_s - 1
         parts.append(f"predicted {s.predicted_step_s:.3f} (error {error:+.0%})")

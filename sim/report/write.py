@@ -10,6 +10,7 @@ from pathlib import Path
 from ...dag.cost.network import Network
 from ...dag.plan.report import PlanReport
 from ...dag.schedule.convert_report import report_to_proto
+from ...job.words import counted_in
 from ...proto import broker_pb2
 from ..trace import Trace
 from .measures.measure import Measured, by_stage, measure
@@ -176,7 +177,8 @@ def _learning(
             numbers = list(range(len(s.step_seconds)))
         if tokens:
             points = [(n, tokens / t) for n, t in zip(numbers, s.step_seconds, strict=True) if t]
-            title, name = "Tokens per second", "tokens/s of each step"
+            what = counted_in(s.job)
+            title, name = f"{what.capitalize()} per second", f"{what}/s of each step"
         else:
             points = list(zip(numbers, s.step_seconds, strict=True))
             title, name = "Seconds per step", "seconds"
