@@ -201,7 +201,7 @@ def _head(view: LiveState) -> Text:
     if view.tokens_per_s:
         figures.append(f"{thousands(view.tokens_per_s)} {view.counted}/s")
     if view.clock_s is not None:
-        figures.append(f"{view.clock_s:.1f} s of virtual time")
+        figures.append(f"{view.clock_s:.1f} s virtual")
     return text.append(" · ".join(figures), style="not bold")
 
 

@@ -60,7 +60,7 @@ def view() -> LiveState:
 def test_one_state_as_text(view: LiveState) -> None:
     assert text(view) == [
         "two homes · seed 7  running",
-        "step 4/20 · loss 1.000 █▆▃▁ · 0.5 s/step · 2.05k tokens/s · 12.5 s of virtual time",
+        "step 4/20 · loss 1.000 █▆▃▁ · 0.5 s/step · 2.05k tokens/s · 12.5 s virtual",
         "peer      stage   state      step",
         "─────────────────────────────────",
         "cloud-1   1       lost          4",
