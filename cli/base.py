@@ -41,6 +41,7 @@ __all__ = [
     "UNREACHABLE",
     "WRONG",
     "Broker",
+    "Changes",
     "Insecure",
     "Json",
     "RunId",
@@ -191,6 +192,10 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="No identities and no encryption; on this machine only."),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of its job: train.lr=1e-4."),
 ]
 To = Annotated[Path, typer.Option("--to", help="The folder that holds the runs' folders.")]
 

@@ -19,6 +19,7 @@ from .base import (
     INTERRUPTED,
     WRONG,
     Broker,
+    Changes,
     Json,
     RunId,
     To,
@@ -65,6 +66,7 @@ class Format(Enum):
 @verb
 def train(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
+    set: Changes = None,
     broker: Broker = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit and leave.")] = False,
     select: Annotated[
@@ -78,7 +80,7 @@ def train(
 
     from ..job import Job, SettingsError
 
-    loaded = Job.from_toml(job)
+    loaded = Job.from_toml(job).with_changes(set or ())
     if select:
         loaded = replace(loaded, sync=replace(loaded.sync, select=select))
     if detach and loaded.sync.select:
@@ -169,10 +171,7 @@ def resume(
             metavar="RUN|FOLDER", help="Id of a run, or a checkpoint: a folder, or a URL."
         ),
     ],
-    set: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of its job: train.lr=1e-4."),
-    ] = None,
+    set: Changes = None,
     job: Annotated[
         Path | None,
         typer.Option(help="A job.toml in place of its job; needed for what others submitted."),

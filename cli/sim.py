@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from .base import (
     FAILED,
     WRONG,
     Broker,
+    Changes,
     Json,
     app,
     complain,
@@ -33,6 +35,7 @@ __all__ = ["plan", "sim"]
 @verb
 def plan(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
+    set: Changes = None,
     cluster: Annotated[
         Path | None,
         typer.Option(
@@ -56,7 +59,7 @@ def plan(
     with few_collections():
         from ..client.show.preview import as_json, show
 
-        name, answer = _previewed(job, cluster, broker)
+        name, answer = _previewed(job, set or (), cluster, broker)
         if json:
             print_json(as_json(answer))
         elif answer.HasField("plan"):
@@ -79,14 +82,16 @@ def _draw(name: str, answer: PreviewAnswer, file: Path) -> None:
     echo(f"the planned step is drawn in {file}", err=True)
 
 
-def _previewed(job: Path, cluster: Path | None, broker: str | None) -> tuple[str, PreviewAnswer]:
+def _previewed(
+    job: Path, changes: Sequence[str], cluster: Path | None, broker: str | None
+) -> tuple[str, PreviewAnswer]:
     """The job's name, and its plan over the peers of a file or of a broker."""
     from ..job import Job
 
     def say(line: str) -> None:
         echo(line, err=True)
 
-    loaded = Job.from_toml(job)
+    loaded = Job.from_toml(job).with_changes(changes)
     if cluster is None:
         from .. import client as clients
 

@@ -263,6 +263,9 @@ def test_a_whole_run_from_train_to_export(cluster: LocalCluster, job: Path, tmp_
     folder = tmp_path / "out" / run
     rows = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == list(range(6))
+    code, text = call("train", str(job), "--set", "train.steps=2", "--json", *at)
+    assert code == 0, text
+    assert '"2 steps are done"' in text
     assert rows[-1]["accuracy"] >= 0
     assert set(load_file(folder / "model.safetensors")) == {
         "inner.weight",

@@ -194,6 +194,10 @@ def test_the_verb_prints_tables_for_people_and_fields_for_programs(drafted) -> N
     found = json.loads(text[text.index("{") :])
     assert found["plan"]["predicted"]["step_s"] > 0
     assert found["plan"]["microbatches"] == 4
+    changes = ["--set", "train.batch=2", "--set", "train.microbatch=1"]
+    code, text = call("plan", str(path), *changes, "--cluster", str(cluster), "--json")
+    assert code == 0, text
+    assert json.loads(text[text.index("{") :])["plan"]["microbatches"] == 2
     code, text = call("plan", str(path), "--cluster", str(cluster))
     assert code == 0, text
     for word in ("predicted", "bottleneck", "compared with", "stage", "bubble", "offered", "why"):
