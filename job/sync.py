@@ -357,7 +357,7 @@ class Sync(Settings):
         yield from ((f"vhl.{key}", what) for key, what in self.vhl.idle())
         sends = self.compression_options
         if sends.gamma == 1 and sends.overlap_degree != CompressionOptions.overlap_degree:
-            yield "compression_options.overlap_degree", "gamma = 1, by which nothing counts for more"
+            yield "compression_options.overlap_degree", "gamma = 1, which changes no number"
         if sends.least_ratio == 1 and self.client_feedback == "ef":
             yield "client_feedback", "least_ratio = 1, where clients send all"
 
