@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.broker.events import PeerSaid, Persist, Publish
+from shoal.broker.events import PeerSaid, Persist, Publish, RunAsked, RunId
 from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
 from shoal.job.units import Duration
@@ -201,3 +201,18 @@ def test_one_of_them_that_diverges_is_left_out_whatever_is_said_twice(
     assert_expected(lab, world, run)
     last = cohort_of(12, job.seed, 1, range(5))
     assert sorted(clients(lab, world, run)[1]) == sorted({*last} - {odd})
+
+
+def test_a_pause_that_would_lose_the_version_is_refused(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    """Behind the first round the peers alone have it, and a pause gives them back."""
+    lab = laboratory(job_of(tmp_path, "fedavg", 2))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.until(lambda: any(e.HasField("round_done") for e in world.events(run)))
+    said = str(world.broker.ask(lambda request: RunAsked(request, RunId(run), "pause")))
+    assert "of 1 round, is with its peers alone" in said
+    assert f"`shoal finish {run}`" in said
+    world.finish(run)
+    assert_expected(lab, world, run)
