@@ -176,7 +176,8 @@ class Contributions:
             return -math.inf if again else self.closes_at
         if self._alone_since is None:
             self._alone_since = now
-        took = self._longest_s(still)
+        assert self.since is not None
+        took = self._longest_s(still) or self._alone_since - self.since  # of clients
         took = min(took, MOST_TIMES * self._longest_s(ready) or took)
         until = self._alone_since + took / len(ready)
         if self._run.submitted.requirements.sync.deadline != "auto":
