@@ -351,9 +351,10 @@ class Sync(Settings):
         if self.chosen == "fedadagrad" and options.get("betas", usual)[1] != usual[1]:
             yield "options.betas", "fedadagrad but for the first, as it adds squares up"
         if self.chosen == "fedimpro" and options.get("weight") == 0:
-            for key in fields(FedImproOptions):
-                if key.name != "weight" and options.get(key.name, key.default) != key.default:
-                    yield f"options.{key.name}", "weight = 0, which leaves fedavg"
+            for known in fields(FedImproOptions):
+                name, usual_one = known.name, known.default
+                if name != "weight" and options.get(name, usual_one) != usual_one:
+                    yield f"options.{name}", "weight = 0, which leaves fedavg"
         yield from ((f"vhl.{key}", what) for key, what in self.vhl.idle())
         sends = self.compression_options
         if sends.gamma == 1 and sends.overlap_degree != CompressionOptions.overlap_degree:
