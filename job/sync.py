@@ -21,7 +21,7 @@ from .clients.client_options import (
     share_of,
 )
 from .clients.client_privacy import ClientPrivacy, check_masked
-from .clients.local_work import LocalWork, VhlOptions
+from .clients.local_work import FedImproOptions, LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
@@ -350,6 +350,17 @@ class Sync(Settings):
         usual = AdaptiveOptions.betas
         if self.chosen == "fedadagrad" and options.get("betas", usual)[1] != usual[1]:
             yield "options.betas", "fedadagrad but for the first, as it adds squares up"
+        if self.chosen == "fedimpro" and options.get("weight") == 0:
+            for known in fields(FedImproOptions):
+                name, usual_one = known.name, known.default
+                if name != "weight" and options.get(name, usual_one) != usual_one:
+                    yield f"options.{name}", "weight = 0, which leaves fedavg"
+        yield from ((f"vhl.{key}", what) for key, what in self.vhl.idle())
+        sends = self.compression_options
+        if sends.gamma == 1 and sends.overlap_degree != CompressionOptions.overlap_degree:
+            yield "compression_options.overlap_degree", "gamma = 1, which changes no number"
+        if sends.least_ratio == 1 and self.client_feedback == "ef":
+            yield "client_feedback", "least_ratio = 1, where clients send all"
 
 
 def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:

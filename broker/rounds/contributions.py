@@ -152,9 +152,11 @@ class Contributions:
             return -math.inf if again else self.closes_at
         if self._alone_since is None:
             self._alone_since = now
+        assert self.since is not None
         took = self._longest_s(still)
         if not took and any(self._is_away(n) for n in still):
-            return self.closes_at  # in the first round; whoever is lost is said to be so before
+            return self.closes_at  # whoever does not come back is said to be lost before
+        took = took or self._alone_since - self.since  # of clients nobody knows it
         took = min(took, MOST_TIMES * self._longest_s(ready) or took)
         until = self._alone_since + took / len(ready)
         if self._run.submitted.requirements.sync.deadline != "auto":

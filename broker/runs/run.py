@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from ...dag.plan.plan import PeerId
+from ...job.words import count_of
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunFinishing, RunState
 from ..events import Instruction, RunId, Watched
 from ..membership.membership import Membership
@@ -72,6 +73,13 @@ class Run:
         """Raises ValueError when it cannot be paused."""
         for life in self._told:
             life.check_pause()
+        made = self.rounds.versions.round if self.has_rounds and not self.ended else 0
+        if made and not any(r.record.committed or r.record.paused for r in self.replicas):
+            raise ValueError(
+                f"the version of run {self.id}, of {count_of(made, 'round')}, is with its peers "
+                "alone, and a pause would give these back: expected to leave it training, or "
+                f"`shoal finish {self.id}`, which ends it with the version"
+            )
         return self._all(lambda life: life.pause(now))
 
     def unpause(self, now: float) -> list[Instruction]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from ..settings import Settings, SettingsError, at_least, at_most
@@ -97,6 +97,20 @@ class VhlOptions(Settings):
         for i, size in enumerate(self.noise):
             if size < 1:
                 raise SettingsError(f"noise[{i}]", f"is {size}: expected at least 1")
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, with what) for each key that says something of which nothing would come."""
+        if self.l1 or self.l2:
+            return
+        what = "l1 = 0 and l2 = 0, without which features meet no noise"
+        keys = {"temperature", "calibrate"}
+        if not self.alpha:
+            what = "alpha, l1 and l2 = 0, with which noise has no loss"
+            keys = {f.name for f in fields(self)} - {"alpha", "l1", "l2"}
+        usual = VhlOptions()
+        for key in sorted(keys):
+            if getattr(self, key) != getattr(usual, key):
+                yield key, what
 
 
 @dataclass(frozen=True, kw_only=True)

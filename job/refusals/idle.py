@@ -63,6 +63,8 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
     divided = data.partition.idle() if data.partition is not None else ()
     yield from ((f"data.partition.{key}", what) for key, what in divided)
     if kind == "federated":
+        if data.where == "peer" and job.plan.replicas != "auto":
+            yield "plan.replicas", 'data.where = "peer", where each host with the data is a replica'
         for role in ("activation", "activation_grad", "grad"):
             if codec.of(role) not in ("none", "lossless"):
                 what = "one peer, or a pipeline that takes it not (codec.sync is for updates)"

@@ -43,7 +43,7 @@ def not_federated(job: Tables) -> Iterator[tuple[str, str]]:
     if job.sync.client_compression.sparse:
         with_it = f'with sync.compression = "{job.sync.compression}"'
         if job.sync.aggregate != "mean":
-            yield "sync.aggregate", f'"mean" is, {with_it}'
+            yield "sync.aggregate", f'"mean" is, {with_it}: others compare whole updates'
         if method_of(job.sync.chosen).normalises:
             yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
     if job.sync.virtual_data == "vhl" and job.model.dtype != "fp32":
@@ -71,7 +71,7 @@ def _not_controlled(job: Tables) -> Iterator[tuple[str, str]]:
         why = "what a client moved is its mean gradient only then"
         yield "train.optimizer", f'"sgd" with momentum 0 is, {with_it}: {why}'
     if sync.aggregate != "mean":
-        yield "sync.aggregate", f'"mean" is, {with_it}'
+        yield "sync.aggregate", f'"mean" is, {with_it}: c follows from the mean of all moves'
     if sync.compression not in ("none", "topk"):
         why = "clients that send more would count for more"
         yield "sync.compression", f'"none" and "topk" are, {with_it}: {why}'
@@ -81,7 +81,8 @@ def _not_controlled(job: Tables) -> Iterator[tuple[str, str]]:
     if job.codec.sync != "none":
         yield "codec.sync", f'"none" is, {with_it}'
     if sync.virtual_data != "none":
-        yield "sync.virtual_data", f'"none" is, {with_it}'
+        why = "no plain loop shows what that comes to"
+        yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
     if job.model.dtype != "fp32":
         yield "model.dtype", f'"fp32" is, {with_it}'
     if sync.privacy is not None or sync.secure:

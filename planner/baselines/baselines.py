@@ -91,7 +91,9 @@ def _rows(request: PlanRequest, pipelines: int) -> Iterator[tuple[Rows, list[Spa
         each = len(peers) // pipelines
         return tuple(tuple(peers[p * each :][:each]) * chunks for p in range(pipelines))
 
-    memory, left = [o.device_memory_bytes for o in offers], list(range(len(offers)))
+    memory = [o.device_memory_bytes for o in offers]
+    lacks = [o.peer not in request.holders for o in offers]
+    left = sorted(range(len(offers)), key=lambda i: lacks[i])  # data that stays is read first
     spares: list[Spare] = []
     if (stages := options.stages) is not None:
         chunks = CHUNKS if several and stages % CHUNKS == 0 and stages >= 2 * CHUNKS else 1
@@ -100,7 +102,8 @@ def _rows(request: PlanRequest, pipelines: int) -> Iterator[tuple[Rows, list[Spa
             raise NoPlan(f"{size} peers are needed, {len(offers)} are on offer", "peers")
         why = f"the job asks for {stages} stages"
         why += f" in {pipelines} pipelines" if pipelines > 1 else ""
-        for chosen in (left[:size], sorted(sorted(left, key=lambda i: -memory[i])[:size])):
+        largest = sorted(left, key=lambda i: (lacks[i], -memory[i]))[:size]
+        for chosen in (left[:size], sorted(largest, key=left.index)):
             out = [Spare(o.peer, why) for i, o in enumerate(offers) if i not in chosen]
             yield rows(chosen, chunks), out
         return

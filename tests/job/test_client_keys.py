@@ -15,6 +15,15 @@ from shoal.tests.job.test_federated_job import job
 OF_PEERS = {"kind": "by-peer", "clients": 3}
 
 
+def vhl(**options: Any) -> dict[str, Any]:
+    return {"virtual_data": "vhl", "vhl": options}
+
+
+def sends(kind: str, **options: Any) -> dict[str, Any]:
+    links = {"client_links": {"up": "1Mbit"}} if kind != "topk" else {}
+    return {"compression": kind, "compression_options": options, **links}
+
+
 @pytest.mark.parametrize(
     ("tables", "key"),
     [
@@ -28,6 +37,12 @@ OF_PEERS = {"kind": "by-peer", "clients": 3}
             "sync.quorum",
         ),
         ({"sync": {"method": "fedadagrad", "options": {"betas": [0.9, 0.5]}}}, "options.betas"),
+        ({"sync": {"method": "fedimpro", "options": {"weight": 0, "share": 0.3}}}, "options.share"),
+        ({"sync": vhl(l1=0, l2=0, temperature=0.5)}, "sync.vhl.temperature"),
+        ({"sync": vhl(l1=0, l2=0, alpha=0, per_class=9)}, "sync.vhl.per_class"),
+        ({"sync": sends("bcrs+opwa", gamma=1, overlap_degree=2)}, "overlap_degree"),
+        ({"sync": {**sends("topk", least_ratio=1), "client_feedback": "ef"}}, "client_feedback"),
+        ({"data": {"where": "peer", "partition": OF_PEERS}, "plan": {"replicas": 2}}, "replicas"),
         ({"codec": {"grad": "bf16"}}, "codec.grad"),
         ({"codec": {"activation": "int8"}}, "codec.activation"),
         ({"codec": {"default": "int8"}}, "codec.default"),
@@ -48,6 +63,9 @@ def test_a_key_that_clients_have_no_use_for_is_refused(tables: dict[str, Any], k
         {"data": {"partition": {"kind": "by-key", "key": "who", "seed": 4, "held_out": 0.2}}},
         {"sync": {"method": "fedadagrad", "options": {"betas": [0.5, 0.99]}}},
         {"codec": {"default": "lossless", "sync": "int8"}},
+        {"sync": vhl(l1=0, l2=0, per_class=9)},
+        {"sync": vhl(l2=0, alpha=0, temperature=0.5, calibrate={"passes": 1})},
+        {"sync": {"method": "fedimpro", "options": {"share": 0.3}}},
     ],
 )
 def test_a_key_that_clients_have_a_use_for_is_taken(tables: dict[str, Any]) -> None:

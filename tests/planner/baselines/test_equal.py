@@ -69,6 +69,14 @@ def test_uniform_gives_every_peer_equally_many_operators_in_the_order_of_joining
     assert made.report.predicted.step_s > 0
 
 
+@pytest.mark.parametrize("planner", [uniform, equal_compute])
+def test_one_stage_is_with_a_peer_that_has_the_data_which_stays(planner: Planner) -> None:
+    """As of a host that came back to its client, beside peers that have no data and more memory."""
+    asked = request(chain_graph(2), offers(2 * GIB, GIB, 2 * GIB), stages=1)
+    asked = dataclasses.replace(asked, local=("x",), holders=frozenset({"p1"}))
+    assert planner(asked).plan.peers == ("p1",)
+
+
 def test_uniform_knows_neither_speeds_nor_links() -> None:
     graph = chain_graph(6)
     peers = tuple(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.broker.events import PeerSaid, Persist, Publish
+from shoal.broker.events import PeerSaid, Persist, Publish, RunAsked, RunId
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.plan import PeerId
@@ -238,3 +238,18 @@ def test_who_is_not_back_yet_behind_a_restart_of_the_broker_is_waited_for(
     world.observe = observe
     world.finish(run)
     assert [len(d.members) for d in assert_expected(lab, world, run)] == [3, 3]
+
+
+def test_a_pause_that_would_lose_the_version_is_refused(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    """Behind the first round the peers alone have it, and a pause gives them back."""
+    lab = laboratory(job_of(tmp_path, "fedavg", 2))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.until(lambda: any(e.HasField("round_done") for e in world.events(run)))
+    said = str(world.broker.ask(lambda request: RunAsked(request, RunId(run), "pause")))
+    assert "of 1 round, is with its peers alone" in said
+    assert f"`shoal finish {run}`" in said
+    world.finish(run)
+    assert_expected(lab, world, run)
