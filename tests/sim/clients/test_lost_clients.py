@@ -212,7 +212,7 @@ def test_one_of_them_that_diverges_is_left_out_whatever_is_said_twice(
 def test_who_is_not_back_yet_behind_a_restart_of_the_broker_is_waited_for(
     laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first round nobody knows how long local work takes, and p0 is the nearest."""
+    """Of clients nobody knows how long local work takes, and p0 is the nearest."""
     lab = laboratory(replace(job_of(tmp_path, "fedavg", 2), name="2 of fedavg"))
     usual = ActionTimes.seconds
 
