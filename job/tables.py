@@ -185,7 +185,7 @@ class Data(Settings):
 
     @property
     def positions(self) -> int:
-        """Of one sample, which is one of arrays, too."""
+        """Tokens of a sample; one of arrays counts as one."""
         return 1 if self.kind == "arrays" else self.length
 
     def _check_records(self) -> None:

@@ -110,7 +110,7 @@ def loggers(run: Run) -> list[Callback]:
 
 
 def _numbers(row: Row, of: str) -> dict[str, Any]:
-    """What is drawn of a row, by name: no counters, and no mean of nothing."""
+    """Return the numbers of a row that are drawn, by name: no counters, no mean of nothing."""
     nothing = not row.get("weight", 1)
     return {
         f"{name}{of}": value
