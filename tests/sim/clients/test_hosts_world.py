@@ -324,13 +324,14 @@ WIDE = MODEL.replace(
 def test_uploads_end_together_once_a_round_has_shown_what_lines_carry(
     laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Probes say that all lines are alike; and a broker that starts again goes by what it knew."""
+    """Probes say that all lines are alike; and a broker that starts again goes by what it knew. In
+    the round of the restart uploads share their lines with what peers say to it."""
 
     def believed(self: Probing, peers: Sequence[PeerId], now: float) -> Network:
         return uniform(peers, 0.02, 1e5)
 
     monkeypatch.setattr(Probing, "network", believed)
-    job = job_of(tmp_path, "fedavg", 5)
+    job = job_of(tmp_path, "fedavg", 6)
     (tmp_path / "model.py").write_text(WIDE)
     hosts = Hosts.of(laboratory(replace(job, name="wide")), tmp_path, (*SAMPLES, 20))
     options = CompressionOptions(least_ratio=0.05, alpha=0.0)
@@ -346,7 +347,7 @@ def test_uploads_end_together_once_a_round_has_shown_what_lines_carry(
 
     def observe(seen: Any) -> None:
         checks(seen)
-        if isinstance(seen.record, Publish) and seen.record.event.round_begun.round == 3:
+        if isinstance(seen.record, Publish) and seen.record.event.round_begun.round == 4:
             world.restart_broker(1.0)
         if isinstance(seen.record, PeerTell) and seen.record.message.round.attempt:
             said = seen.record.message.round
@@ -356,12 +357,12 @@ def test_uploads_end_together_once_a_round_has_shown_what_lines_carry(
     world.finish(run)
     hosts.assert_expected(world, run)
     spreads = []
-    for number in range(5):
+    for number in range(6):
         found = [s for (at, _), s in lasted.items() if at == number and s]
         assert len(found) == 3, "one adds up, and sends nothing"
         spreads.append(max(found) / min(found) - 1)
     assert spreads[0] > 1
-    assert max(spreads[3:]) < 0.15, "of both brokers"
+    assert max(spreads[3], spreads[5]) < 0.15, f"of both brokers: {spreads}"
 
 
 def test_hosts_add_up_as_much_as_their_lines_carry(
