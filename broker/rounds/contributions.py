@@ -170,8 +170,8 @@ class Contributions:
         return away or self._handed.get(number, replica.record.term) != replica.record.term
 
     def _is_away(self, number: int) -> bool:
-        """Whether a holder cannot be spoken to, and may come back: its stream broke, or the broker was
-        started again."""
+        """Whether a holder cannot be spoken to, and may come back: its stream broke, or the broker
+        was started again."""
         return bool(self._run.replicas[number].context.away)
 
     def _longest_s(self, numbers: Sequence[int]) -> float:
