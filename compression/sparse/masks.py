@@ -53,7 +53,8 @@ class SharedMask:
     def following(self, name: str, moved: Tensor, explore: float) -> Tensor:
         """Return as many positions, ascending, of which the share `explore`, one at least, and what
         else lacks, is drawn; the others are those of the largest of `moved`, (n,), that are not 0,
-        of equal ones the first."""
+        of equal ones the first. Lots are of all n, and pass over the largest: so another one among
+        these changes one position, not all those behind it."""
         n, device = moved.numel(), moved.device
         k = self.kept(n)
         if k == n:
@@ -62,11 +63,10 @@ class SharedMask:
         if (most := k - max(1, round(k * explore))) > 0:
             top = largest(moved.contiguous(), most)
             top = top[moved[top] != 0]
-        others = torch.ones(n, dtype=torch.bool, device=device)
-        others[top] = False
-        rest = others.nonzero().view(-1)
-        drawn = rest[self.drawn(name, len(rest), k - len(top), device)]
-        return torch.cat([top, drawn]).sort().values
+        free = torch.ones(n, dtype=torch.bool, device=device)
+        free[top] = False
+        lots = self.drawn(name, n, k, device)  # of which at most the largest are not free
+        return torch.cat([top, lots[free[lots]][: k - len(top)]]).sort().values
 
     def kept(self, n: int) -> int:
         """Return how many of n elements have positions."""

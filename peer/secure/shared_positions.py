@@ -8,7 +8,9 @@ decides beside them.
 
     fresh = max(1, round(explore · k))
     the k - fresh largest of |last move| that are not 0, of equal ones the first
-    and as many of the others, at random, as lack of k
+    and as many of the others as lack of k: the first of all n, shuffled
+
+So where two magnitudes differ by rounding, which of them is among the largest changes one position.
 
 Buffers are given whole. Shared masks that follow the last update are GlueFL's (He et al. 2022,
 2212.01523), where clients add numbers of their own to them; here nobody may.

@@ -36,7 +36,7 @@ def shared_positions(
 ) -> Named:
     """Return which numbers of each parameter all clients of a round send, True or False. `last`:
     how far the version before moved each; `drawn`: by what of which parameter, of how many numbers,
-    how many are drawn by lot: their places among these."""
+    how many are drawn by lot, one after the other."""
     found: Named = {}
     for name, moved in last.items():
         mask = torch.zeros(moved.numel(), dtype=torch.bool)
@@ -46,10 +46,8 @@ def shared_positions(
             fresh = max(1, round(count * explore))
             order = sorted((-size, i) for i, size in enumerate(sizes) if size)
             chosen = {i for _, i in order[: count - fresh]}
-            others = [i for i in range(len(sizes)) if i not in chosen]
-            more = count - len(chosen)
-            at = drawn(f"param:{name}:{start}", len(others), more) if more < len(others) else ()
-            chosen |= {others[i] for i in at} if more < len(others) else {*others}
+            for i in drawn(f"param:{name}:{start}", len(sizes), count):
+                chosen |= {i} if len(chosen) < count else set()
             mask[[start + i for i in chosen]] = True
         found[name] = mask.view_as(moved)
     return found
