@@ -16,7 +16,6 @@ from torch import nn
 from .client_methods import ClientUpdate, FedAvg, Named, Rate, copies, rate_of
 from .client_updates import overlapped, sent
 from .oracle import gradient, move
-from .round_oracle import plain
 
 __all__ = ["ClientWork", "FederatedResult", "train_cohorts"]
 
@@ -108,10 +107,11 @@ def train_cohorts(
                 group["lr"] = rate
             losses[work.client] = []
             for batch in work.batches:
-                if scales is None:
-                    losses[work.client] += plain([local], [batches(batch)])
-                else:
-                    losses[work.client].append(gradient(local, [batches(batch)], scales)[0])
+                loss, weight = gradient(local, [batches(batch)], scales)
+                if not weight:
+                    continue  # no sample counts: it is no step
+                losses[work.client].append(loss)
+                if scales is not None:
                     scales.unscale_(own)
                 for name, p in weights.items():
                     if p.grad is not None:

@@ -373,21 +373,37 @@ def test_who_divides_by_steps_wants_each_to_be_one(
     sync = replace(job.sync, method=method, weight="equal", local=LocalWork(steps=6), options={})
     train = replace(job.train, momentum=0.0)
     job = replace(job, name=f"masked {method}", sync=sync, train=train)
-    mean = "nn.functional.cross_entropy(made, y)"
-    masked = "nn.functional.cross_entropy(made, y, reduction='none') * (y == 2)).sum() / {}"
-    text = MODEL.replace("def small", "import torch\n\n\ndef small", 1).replace(
-        f'"loss": {mean}', f'"loss": ({masked.format("(y == 2).sum().clamp(min=1)")}'
-    )
-    (tmp_path / "model.py").write_text(
-        text.replace('"accuracy": right', '"weight": (y == 2).sum().float()')
-    )
-    lab = laboratory(job)
+    lab = laboratory(masked(job, tmp_path))
     world = world_of(lab)
     run = world.submit(lab.spec)
     world.finish(run)
     state = world.events(run)[-1].state
     assert state.phase == FAILED
     assert "of 6 steps in round" in state.reason.text
+
+
+def test_a_batch_in_which_no_sample_counts_is_no_step(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    """Neither momentum nor decay moves a client then."""
+    lab = laboratory(masked(replace(job_of(tmp_path, "fedavg", 2), name="masked"), tmp_path))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    assert_expected(lab, world, run)
+
+
+def masked(job: Job, folder: Path) -> Job:
+    """The job with a model for which only samples of one class count."""
+    mean = "nn.functional.cross_entropy(made, y)"
+    counted = "nn.functional.cross_entropy(made, y, reduction='none') * (y == 2)).sum() / {}"
+    text = MODEL.replace("def small", "import torch\n\n\ndef small", 1).replace(
+        f'"loss": {mean}', f'"loss": ({counted.format("(y == 2).sum().clamp(min=1)")}'
+    )
+    (folder / "model.py").write_text(
+        text.replace('"accuracy": right', '"weight": (y == 2).sum().float()')
+    )
+    return job
 
 
 def exported(world: Any, run: str) -> dict[str, Tensor]:
