@@ -54,7 +54,7 @@ SENDS = {
     "compression_options": {"least_ratio": 0.1, "gamma": 3.0, "overlap_degree": 2},
     "client_links": {"up": "uniform:2kB/s,20kB/s", "latency": "uniform:10ms,20ms", "seed": 5},
 }
-NOTHING = replace(VHL, alpha=0.0, l1=0.0, l2=0.0)
+NOTHING = VhlOptions(alpha=0.0, l1=0.0, l2=0.0)
 METHODS: Mapping[str, tuple[dict[str, Any], FedAvg]] = {
     "fedavg": ({}, FedAvg()),
     "fedprox": ({"mu": 0.3}, FedProx(0.3)),
