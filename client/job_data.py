@@ -161,12 +161,6 @@ def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:
         count = len(partition_of(divided, job.data.targets, reader_of(job, found)))
         divided = replace(divided, clients=count)
         return replace(job, data=replace(job.data, partition=divided)), found
-    if job.plan.replicas != "auto":
-        raise SettingsError(
-            "plan.replicas",
-            f'is {job.plan.replicas}: expected "auto", for each host that has the data is a '
-            "client, with a replica of its own",
-        )
     first = found.manifest
     for other in found.of_clients:
         if (other.kind, other.fields) != (first.kind, first.fields):
