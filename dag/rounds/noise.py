@@ -101,7 +101,7 @@ def _stream(key: bytes, label: str) -> _Draw:
 
 
 def _candidates(draw: _Draw, count: int, bits: int) -> tuple[_Words, _Mask]:
-    """_Draw from the discrete Laplace distribution of scale 2^bits. Return 2·|y|, 1 more where y is
+    """Draw from the discrete Laplace distribution of scale 2^bits. Return 2·|y|, 1 more where y is
     negative, (count,), and which are there."""
     words = draw(count)
     low, sign = words >> np.uint64(64 - bits), words & np.uint64(1)
