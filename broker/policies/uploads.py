@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from ...compression.sparse.indices import sizes_bytes
 from ...dag.cost.network import Network
+from ...dag.permutation import Domain, key
 from ...dag.rounds.cohorts import WEIGHT_UNIT
-from ...dag.rounds.permutation import Domain, key
 from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
 from ...proto.broker_pb2 import HostLine

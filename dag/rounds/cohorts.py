@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...proto.broker_pb2 import SampleRange
-from .permutation import Domain, key, permute
+from ..permutation import Domain, key, permute
 
 __all__ = [
     "WEIGHT_UNIT",

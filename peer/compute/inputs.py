@@ -15,7 +15,7 @@ from torch import Tensor
 from ...dag.analysis.lookups import Lookups, MissingRow
 from ...dag.execute.execute import RowError
 from ...dag.ir.graph import Graph
-from ...dag.rounds.permutation import Indices
+from ...dag.permutation import Indices
 from ..data.manifest import DataError
 from ..data.reader import Reader
 from ..data.survey import refused

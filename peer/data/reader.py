@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...dag.rounds.permutation import Indices
+from ...dag.permutation import Indices
 from .manifest import Column, DataError, Manifest, Shard
 from .sampler import Sampler
 

@@ -5,7 +5,7 @@ sample i of microbatch m of step s is number g = s·B + m·b + i. So a step has 
 the same order, however its batch is divided into microbatches. Held-out sample i of microbatch m is
 number g = m·b + i. The seed turns a number into a place in the data.
 
-Keys and permutations are those of `dag/rounds/permutation.py`.
+Keys and permutations are those of `dag/permutation.py`.
 
 Windows (text, tokens) are drawn with replacement. Sample g begins at
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dag.rounds.permutation import Domain, Indices, key, permute
+from ...dag.permutation import Domain, Indices, key, permute
 from .manifest import DataError, Manifest
 
 __all__ = ["Sampler", "steps_for"]

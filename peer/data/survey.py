@@ -15,7 +15,7 @@ import torch
 
 from ...dag.analysis.lookups import Lookup, Lookups
 from ...dag.ir.graph import Graph
-from ...dag.rounds.permutation import Indices
+from ...dag.permutation import Indices
 from .manifest import DataError
 from .reader import Reader
 

@@ -2,7 +2,7 @@
 
 A participant walks its own samples in passes without replacement, each in another order, in batches
 of `batch`; the last one of a pass has what is left. Sample i of pass e of round r is its sample
-`permute(i)` under the key (seed, BATCH, r, participant, e) of `dag/rounds/permutation.py`.
+`permute(i)` under the key (seed, BATCH, r, participant, e) of `dag/permutation.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.permutation import Domain, key, permute
+from ...dag.permutation import Domain, key, permute
 
 __all__ = ["Participant", "batches"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...dag.execute.model_copies import ModelCopies
 from ...dag.ir.graph import Graph
-from ...dag.rounds.permutation import Domain, key, permute
+from ...dag.permutation import Domain, key, permute
 from ...dag.transforms.evaluation import evaluation
 from ...proto.broker_pb2 import ClientNumber
 from ..data.partition import Partition

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.permutation import Domain, Words, key
+from ...dag.permutation import Domain, Words, key
 
 __all__ = ["LATENTS", "UNIT", "generated", "normal"]
 

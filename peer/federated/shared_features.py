@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...dag.execute.model_copies import CopiesForward, ModelCopies
 from ...dag.ir.graph import Graph
-from ...dag.rounds.permutation import Domain, key
+from ...dag.permutation import Domain, key
 from ...dag.transforms.feature_statistics import (
     COUNT,
     DRAWN,

@@ -8,7 +8,7 @@ but for tails beyond six deviations. Of integers all the way, so the set has the
 machine, and nobody keeps or sends it. In the Gaussian variant this is repeated up to the input's
 shape (nearest neighbour); with a generator there are as many such numbers as it has latents. Which
 samples a step of a client has are the words of key(seed, VIRTUAL_BATCH, round, client, step, place)
-(`dag/rounds/permutation.py`), modulo the set.
+(`dag/permutation.py`), modulo the set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.permutation import Domain, Indices, key
+from ...dag.permutation import Domain, Indices, key
 from ...job.clients.local_work import VhlOptions
 from .generator import LATENTS, UNIT, generated, normal
 

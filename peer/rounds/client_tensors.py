@@ -25,10 +25,10 @@ from ...job.clients.client_privacy import STEP_BITS, no_integers
 from ...job.rounds import RoundSettings
 from ...job.settings import SettingsError
 from ...proto import broker_pb2
+from ..secure.shared_positions import SharedPositions
 from ..sync.norm import square_of
 from .algebra import HeldEntry
 from .coding import CountedCoding, PartCoding
-from .methods.round_strategies import codings_of, positions_of
 from .part_algebra import Buffers, EntryVersion, OnIntegers, Pieces, WrittenPart
 from .tensors import TensorAlgebra
 
@@ -52,10 +52,10 @@ class ClientTensors(TensorAlgebra):
         """`noise_key`: of what is added to sums where clients are to be hidden."""
         super().__init__(vector, settings, replica)
         assert settings.cohorts is not None, "no clients"
-        self._positions = positions_of(settings, vector)
+        self._positions = _positions_of(settings, vector)
         if self._positions is not None:
             self._slots = (*self._slots, _MOVED)
-            self.codings = codings_of(self.strategy, settings, vector, self._positions)
+            self.codings = self.strategy.codings(settings, vector, self._positions)
         self._masks, self._cohorts = settings.secure, settings.cohorts
         self._privacy = settings.privacy
         integer = next((e.name for e in vector.entries if e.integer), "")
@@ -219,3 +219,11 @@ class ClientTensors(TensorAlgebra):
         if self._masks:
             return WrittenPart(RAW.encode(mean).buffers, mean)
         return super().result(part, mean, came, plan, coding)
+
+
+def _positions_of(settings: RoundSettings, vector: RunVector) -> SharedPositions | None:
+    """Return the positions of what is given; None: all is."""
+    if settings.cohorts is None or not settings.cohorts.shares_positions:
+        return None
+    options = settings.cohorts.sends.compression_options
+    return SharedPositions(vector, settings.seed, options.least_ratio, options.explore)

@@ -24,13 +24,8 @@ from ...proto import broker_pb2
 from ..sync.norm import square_of
 from .algebra import HeldEntry, RoundAlgebra
 from .coding import PartCoding, side_by_side
-from .methods.round_strategies import (
-    MeanOfBuffers,
-    WholeOfBuffers,
-    codings_of,
-    strategy_of,
-)
-from .methods.round_strategy import RoundStrategy
+from .methods.round_strategies import STRATEGIES
+from .methods.round_strategy import MeanOfBuffers, RoundStrategy, WholeOfBuffers
 from .part_algebra import Buffers, EntryVersion, PartSum, Pieces, PlaceSum, WrittenPart
 
 __all__ = ["TensorAlgebra"]
@@ -46,8 +41,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         settings: RoundSettings,
         replica: str,
     ) -> None:
-        self.vector, self.strategy = vector, strategy_of(settings)
-        self._slots, self.codings = self.strategy.slots, codings_of(self.strategy, settings, vector)
+        self.vector, self.strategy = vector, STRATEGIES[settings.method].of(settings)
+        self._slots, self.codings = self.strategy.slots, self.strategy.codings(settings, vector)
         self.most_rows, self.keeps_given = settings.most_rows, settings.keeps_given
         self._replica, self._round = replica, -1
         self._mean, self._whole = MeanOfBuffers(Settings()), WholeOfBuffers(Settings())

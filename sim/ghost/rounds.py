@@ -18,7 +18,7 @@ from ...job.settings import SettingsError
 from ...peer.rounds.algebra import HeldEntry, RoundAlgebra
 from ...peer.rounds.coding import PartCoding
 from ...peer.rounds.local import LocalSteps
-from ...peer.rounds.methods.round_strategies import codings_of, strategy_of
+from ...peer.rounds.methods.round_strategies import STRATEGIES
 from ...peer.rounds.part_algebra import EntryVersion, Pieces, WrittenPart
 from ...peer.rounds.work import RoundWork
 from ...proto import broker_pb2
@@ -44,7 +44,7 @@ class GhostVector:
                 "secure = false",
             )
         self.vector, self.settings = RunVector.of(graph, settings.fragments), settings
-        self.codings = codings_of(strategy_of(settings), settings, self.vector)
+        self.codings = STRATEGIES[settings.method].of(settings).codings(settings, self.vector)
         self._parts: dict[Span, tuple[tuple[VectorPiece, ...], Words]] = {}
 
     def part(self, span: Span) -> tuple[tuple[VectorPiece, ...], Words]:
@@ -104,7 +104,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
 
     def __init__(self, shared: GhostVector) -> None:
         self.vector, self.codings = shared.vector, shared.codings
-        self.strategy, self._shared = strategy_of(shared.settings), shared
+        self.strategy, self._shared = STRATEGIES[shared.settings.method].of(shared.settings), shared
         self.most_rows = shared.settings.most_rows
         self.keeps_given = shared.settings.keeps_given
 

@@ -1,6 +1,6 @@
 """FedImpro (2402.07011) the boring way: a classifier that goes through its batch, and then once
 more with features put in the place of its own, one client at a time (`client_loops.py`). Features
-are drawn one by one: only the hash of words (`dag/rounds/permutation.py`) is shared with peers.
+are drawn one by one: only the hash of words (`dag/permutation.py`) is shared with peers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...dag.rounds.permutation import Domain, key
+from ...dag.permutation import Domain, key
 from ...job import Job
 from ...job.clients.local_work import FedImproOptions
 from ...job.rounds import options_of

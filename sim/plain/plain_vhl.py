@@ -1,7 +1,7 @@
 """VHL (2206.02465) the boring way: a classifier with further rows beside what makes its logits,
 which goes through samples and noise in one batch, and the contrasts anchor by anchor.
 `client_loops.py` trains it, one client at a time. Noise is that of peers made once more, sample by
-sample: only the hash of words (`dag/rounds/permutation.py`) is shared.
+sample: only the hash of words (`dag/permutation.py`) is shared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...dag.rounds.permutation import Domain, key
+from ...dag.permutation import Domain, key
 from ...job import Job
 from ...job.clients.local_work import VhlOptions
 from ...peer.data.reader import Reader

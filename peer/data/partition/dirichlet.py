@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ....dag.rounds.permutation import Domain, key
+from ....dag.permutation import Domain, key
 from .variates import Floats, Ints, Words, log, log_gamma, log_sum, shares, uniform
 
 __all__ = ["even", "fill", "level", "log_weights", "lots", "split_classes"]

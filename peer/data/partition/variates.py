@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ....dag.rounds.permutation import key
+from ....dag.permutation import key
 
 __all__ = ["Floats", "Ints", "Words", "exp", "log", "log_gamma", "log_sum", "shares", "uniform"]
 

@@ -21,15 +21,18 @@ in `job/rounds.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor
 
-from ....dag.rounds.vector import RunVector
+from ....dag.rounds.vector import RunVector, Span
+from ....dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT, VERSION
+from ....job.rounds import RoundSettings, options_of
 from ....job.settings import Settings
-from ..coding import PartCoding
+from ...secure.shared_positions import SharedPositions
+from ..coding import CountedCoding, MultiplesCoding, PartCoding, SideBySide
 
-__all__ = ["RoundStrategy", "State"]
+__all__ = ["MeanOfBuffers", "RoundStrategy", "State", "WholeOfBuffers"]
 
 State = Mapping[str, Tensor]
 """What is remembered of an entry of the vector, by slot; each as long as the entry."""
@@ -57,6 +60,35 @@ class RoundStrategy:
     def __init__(self, options: Settings, seed: int = 0) -> None:
         """`seed`: the run's."""
         self.options, self.seed = options, seed
+
+    @classmethod
+    def of(cls, settings: RoundSettings) -> Self:
+        return cls(options_of(settings.method, settings.options), settings.seed)
+
+    def codings(
+        self,
+        settings: RoundSettings,
+        vector: RunVector,
+        positions: SharedPositions | None = None,
+    ) -> dict[int, PartCoding]:
+        """Return how contributions, results and versions are written, by hop, before a plan says
+        more. `positions`: of the numbers that are given; None: all. Raises CodecError for a codec
+        that rounds cannot have."""
+        if self.codecs is None:
+            given = result = PartCoding(vector, settings.codec)
+            if settings.results:
+                result = PartCoding(vector, settings.results)
+        else:
+            given, result = (PartCoding(vector, text, least=0) for text in self.codecs)
+        whole = PartCoding(vector, "none", rows=1 + len(self.slots) + (positions is not None))
+        if settings.secure:
+            given = result = MultiplesCoding(vector, positions.kept if positions else _length)
+        if settings.overlap:
+            given = CountedCoding(vector, settings.codec)
+        if self.side_by_side:
+            result = SideBySide(given)
+        sums = given if settings.secure else MultiplesCoding(vector, _length)
+        return {GIVE: given, RESULT: result, VERSION: whole, AUDIT: given, GATHER: sums}
 
     def begin(self, number: int, *, gathers: bool) -> None:
         """What follows is of this round; `gathers`: of gossip, all meet in it."""
@@ -88,3 +120,28 @@ class RoundStrategy:
     ) -> tuple[Tensor, State]:
         """As `apply`, where it makes a difference what this replica has `given` itself."""
         return self.apply(value, base, mean, state)
+
+
+class MeanOfBuffers(RoundStrategy):
+    """Shared state, of which there is none, stays as it began."""
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return base - mean, state
+
+
+class WholeOfBuffers(MeanOfBuffers):
+    """The exchange finds what all go on with: of integers the largest, and of statistics the mean
+    where replicas do not begin a round with the same ones."""
+
+    gives_values = True
+
+    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
+        return now
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return mean, state
+
+
+def _length(part: Span) -> int:
+    """Return how many numbers a part has."""
+    return part[1] - part[0]

@@ -17,7 +17,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey, Payload
 from shoal.net.links.transport import FrameArrived, LinkRefused, LinkUp
-from shoal.peer.rounds.methods.round_strategies import STRATEGIES, codings_of, strategy_of
+from shoal.peer.rounds.methods.round_strategies import STRATEGIES
 from shoal.peer.rounds.round_frames import EarlyFrames, most_of_any
 from shoal.tests.broker.service.door.test_relay import network
 
@@ -75,8 +75,8 @@ def test_no_flood_of_one_takes_more_than_eight_versions_of_memory(method: str) -
     spec = TensorSpec((3 * PIECE,), "fp32")
     vector = RunVector([Entry("param:p", spec, 0, 0)])
     settings = RoundSettings(method=method, replicas=64)
-    strategy = strategy_of(settings)
-    codings = codings_of(strategy, settings, vector)
+    strategy = STRATEGIES[method].of(settings)
+    codings = strategy.codings(settings, vector)
     rows = max(2, 1 + len(strategy.slots))
     for hop in (GIVE, RESULT, VERSION):
         key = FrameKey("r", 9, 99, Role.ROUND, 0, hop, port_of((0, PIECE)), "evil", "me")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from shoal.dag.rounds.permutation import key, permute
+from shoal.dag.permutation import key, permute
 from shoal.peer.data import DataError, Manifest, Reader
 from shoal.peer.data.sampler import Sampler, steps_for
 from shoal.peer.data.sources import resolve

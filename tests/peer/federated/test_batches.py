@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.permutation import key, permute
+from shoal.dag.permutation import key, permute
 from shoal.peer.federated.batches import Participant, batches
 
 COHORTS = st.lists(st.integers(1, 40), min_size=1, max_size=6)

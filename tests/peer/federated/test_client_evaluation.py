@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.dag.capture.capture import capture
-from shoal.dag.rounds.permutation import Indices
+from shoal.dag.permutation import Indices
 from shoal.peer.data.partition import partition
 from shoal.peer.federated import client_evaluation
 from shoal.peer.federated.client_evaluation import ClientEvaluation

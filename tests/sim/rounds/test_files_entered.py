@@ -12,7 +12,7 @@ from shoal.tests.sim.played_rounds import Rounds, sites
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("broker/rounds", "dag/rounds", "peer/core/rounds", "peer/rounds")
-MOST = 22
+MOST = 20
 PAGE = ROOT / "docs" / "architecture.md"
 
 

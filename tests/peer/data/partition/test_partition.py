@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.dag.rounds.permutation import key
+from shoal.dag.permutation import key
 from shoal.job import SettingsError
 from shoal.peer.data import DataError
 from shoal.peer.data.partition import dirichlet

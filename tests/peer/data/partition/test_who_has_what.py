@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import shoal
-from shoal.dag.rounds.permutation import key
+from shoal.dag.permutation import key
 
 
 def labels_of(count: int, classes: int) -> Any:
