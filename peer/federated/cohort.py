@@ -138,7 +138,7 @@ class Cohort:
         stack = _Stack(
             self._graph, train, version, len(cohort), self._device, self._mu, bends, scaler
         )
-        weighs, device = self._graph.weight is not None, self._device
+        weighs, device = bool(self._graph.weight), self._device
         losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
         plans = [plan for _, plan in cohort]
@@ -342,8 +342,8 @@ class _Stack:
         where scaled gradients of all copies overflow. Raises _ApartError where those of some do."""
         grads = {n: g for n, g in found.grads.items() if g is not None}
         # Of one copy, whether a sample of its batch counts.
-        counts = 1.0 if self._graph.weight is None else float(bool(found.weights.any()))
-        weights = None if self._graph.weight is None else found.weights
+        counts = float(bool(found.weights.any())) if self._graph.weight else 1.0
+        weights = found.weights if self._graph.weight else None
         if self._scaler is not None:
             weights = self.scale * (torch.ones_like(found.losses) if weights is None else weights)
             finite = [as_rows(g.isfinite()).all(1) for g in grads.values()]
