@@ -95,9 +95,9 @@ def test_what_was_played_elsewhere_is_not_played_again(
             with (Path(folder) / "rows.jsonl").open("a") as rows:
                 rows.write(json.dumps(row) + "\n")
 
-    monkeypatch.setattr(elsewhere.subprocess, "run", run)
     monkeypatch.setattr(elsewhere.Framework, "python", lambda self, cache: Path("python"))
     with room("problem").Problem(clients=8, per_round=2, rounds=1) as few:
+        monkeypatch.setattr(elsewhere.subprocess, "run", run)
         elsewhere.FLOWER.play(few, [{"key": "a"}], tmp_path)
         found = elsewhere.FLOWER.play(few, [{"key": "a"}, {"key": "b"}], tmp_path)
         elsewhere.PFL.play(few, [{"key": "a"}], tmp_path)
