@@ -7,8 +7,9 @@ which encoding it is, so nothing is guessed: without one a file is UTF-8.
 from __future__ import annotations
 
 import codecs
+from typing import Any
 
-__all__ = ["decoded"]
+__all__ = ["decoded", "each_key_once"]
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -36,3 +37,14 @@ def decoded(data: bytes) -> str:
             f"is not {encoding.upper()}: {error.reason} at byte {at}; save it as UTF-8"
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object (`object_pairs_hook`). Raises ValueError where a key stands in it twice,
+    of which json would take the last."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'"{twice}" stands in it twice')
+    return table

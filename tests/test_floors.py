@@ -47,7 +47,9 @@ ORDER = {
         < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
-    "dag": "ir permutation < analysis plan < exchange rounds < schedule transforms < capture cost execute",
+    "dag": """
+        ir permutation < analysis plan < exchange rounds < schedule transforms
+        < capture cost execute""",
     "dag/schedule": """
         filled orders < schedule < flow < convert_plan convert_report replay
         < convert_slice slices""",

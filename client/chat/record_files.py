@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...job.encodings import each_key_once
 from ...peer.data.array_files import each_once, matching
 from ...peer.data.columns_of_files import csv_rows, parquet_rows
 from ...peer.data.manifest import DataError
@@ -124,9 +125,11 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
                 if not line.strip():
                     continue
                 try:
-                    yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    yield number, json.loads(text, object_pairs_hook=each_key_once)
                 except (ValueError, RecursionError) as error:
-                    what = getattr(error, "msg", type(error).__name__)
+                    own = str(error) if type(error) is ValueError else type(error).__name__
+                    what = getattr(error, "msg", own)
                     yield number, ValueError(f"the line is no JSON ({what})")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error

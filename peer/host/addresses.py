@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...job.encodings import each_key_once
 from ...net.address import AddressError, address_of
 
 __all__ = ["read_addresses", "to_dial"]
@@ -36,7 +37,7 @@ def read_addresses(path: Path) -> dict[str, str]:
     try:
         text = data.decode()
         table: Any = (
-            json.loads(text, object_pairs_hook=_once)
+            json.loads(text, object_pairs_hook=each_key_once)
             if path.suffix == ".json"
             else tomllib.loads(text)
         )
@@ -59,13 +60,3 @@ def read_addresses(path: Path) -> dict[str, str]:
         except AddressError as error:
             raise ValueError(f"{path}: {error}") from None
     return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, when no name stands in it twice."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'"{twice}" stands in it twice')
-    return table

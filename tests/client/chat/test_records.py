@@ -100,6 +100,7 @@ def test_labels_are_the_assistants_tokens(tmp_path: Path, template: str) -> None
     ("line", "says"),
     [
         ("{not json", "no JSON"),
+        ('{"prompt": "a", "completion": "b", "completion": "c"}', "stands in it twice"),
         ('{"messages": [{"content": "hello"}]}', 'no "role"'),
         ('{"text": "hello"}', "expected a chat"),
     ],
