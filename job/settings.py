@@ -64,6 +64,8 @@ class Settings:
     """Fields that are not settings: no table may contain them."""
     OF_JOB: ClassVar[bool] = False
     """Whether people may write what other programs call keys of a job (`ELSEWHERE`)."""
+    OF_ANOTHER: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    """Keys that files of another kind have: which kind, and what takes it."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -105,6 +107,8 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _nearest(key: str, cls: type[Settings]) -> str:
     """How the message of an unknown key goes on: which one was probably meant, of this table or
     just this one of a nested one."""
+    if key in cls.OF_ANOTHER:
+        return f": {cls.OF_ANOTHER[key]}"
     hints = {k: v for k, v in _hints(cls).items() if k not in cls.OURS}
     for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Settings) and key in _hints(hint):

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from .clients.client_options import Cohorts
@@ -41,6 +42,12 @@ class Job(Settings):
     """A whole job. `module` and `folder` are the submitter's own and are not part of its JSON."""
 
     OF_JOB: ClassVar[bool] = True
+    OF_ANOTHER: ClassVar[Mapping[str, str]] = MappingProxyType(
+        dict.fromkeys(
+            ("job", "network", "links", "peers", "limit"),
+            "scenarios have it, which `shoal sim FILE` plays, and this was read as a job",
+        )
+    )
 
     version: int
     """Of the format; 1."""

@@ -84,6 +84,13 @@ class Scenario(Renamed):
     not part of the file."""
 
     OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path", "left"})
+    OF_ANOTHER: ClassVar[Mapping[str, str]] = MappingProxyType(
+        dict.fromkeys(
+            ("model", "data", "train", "sync"),
+            "jobs have it, and this was read as a scenario: `shoal train FILE` trains a job, and "
+            "`shoal sim --job FILE` plays it in a scenario",
+        )
+    )
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"network": "network_set"})
 
     @classmethod
