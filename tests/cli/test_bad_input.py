@@ -234,6 +234,23 @@ def test_a_report_that_cannot_be_written_is_told_before_the_run(folder: Path) ->
         simulate(SimOptions(json=folder / "net.py" / "out.json"), front=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("verb", "file", "says"),
+    [
+        (["sim"], "job.toml", "jobs have it, and this was read as a scenario: `shoal train FILE`"),
+        (["train"], "scenario.toml", "scenarios have it, which `shoal sim FILE` plays"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_as_what_it_is(
+    tmp_path: Path, verb: list[str], file: str, says: str
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "scenario.toml").write_text('version = 1\njob = "job.toml"\n')
+    done = CliRunner().invoke(cli.app, [*verb, str(tmp_path / file)])
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
 @pytest.mark.parametrize("made", [ByteCount("8GiB"), Duration("30ms"), Rate("20Mbit")])
 def test_a_quantity_can_be_copied_with_its_unit(made: ByteCount | Duration | Rate) -> None:
     copied = copy.deepcopy(made)
