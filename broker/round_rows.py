@@ -135,7 +135,7 @@ class RoundRow:
         """Mean local loss, by samples; None: none was seen."""
         known = [(m.loss, m.samples) for m in self.members if m.loss is not None]
         total = sum(n for _, n in known)
-        return sum(x * n for x, n in known if x is not None) / total if total else None
+        return sum(x * n for x, n in known) / total if total else None
 
     def table(self) -> dict[str, object]:
         """Return the rows as plain dictionaries, for programs."""

@@ -155,7 +155,7 @@ def _run(
         for kind in (seeds, [torch.randn(r.shape, generator=generator).to(r) for r in roots]):
             taken = torch.autograd.grad(roots, leaves, kind, allow_unused=True, retain_graph=True)
             for gradient, leaf in zip(taken, leaves, strict=True):
-                if gradient is not None and spec_of(gradient) != spec_of(leaf):
+                if gradient is not None and spec_of(gradient) != spec_of(leaf):  # type: ignore[comparison-overlap]
                     raise FaultError(
                         "spec", f"a gradient is {spec_of(gradient)!r} of {spec_of(leaf)!r}"
                     )

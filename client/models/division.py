@@ -13,7 +13,7 @@ values besides; where that contradicts, it is not chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +103,9 @@ def _difference(module: nn.Module, job: Job, reader: Reader) -> str:
 
 def _norms(loss: Tensor, trained: Mapping[str, Tensor]) -> dict[str, float]:
     """Norm of the loss's gradient by parameter; 0 where there is none."""
-    found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        loss, list(trained.values()), retain_graph=True, allow_unused=True
+    )
     norms = (0.0 if g is None else float(g.norm()) for g in found)
     return dict(zip(trained, norms, strict=True))
 

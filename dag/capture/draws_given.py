@@ -67,7 +67,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is 
             return func(*args, **kwargs)
         if self._calls.running not in self._live or _without_dropout(func, args, kwargs):
             return func(*args, **kwargs)
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.recomputes |= hooks is not None
         if not self.left:
             raise UnlikeDrawsError(f"forward draws by {func}, the graph nothing more")

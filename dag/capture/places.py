@@ -57,7 +57,7 @@ class Notes(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
     def _look(self, func: Callable[..., Any], place: Place | None) -> None:
-        outermost = torch._C._functorch.peek_interpreter_stack()
+        outermost: Any = torch._C._functorch.peek_interpreter_stack()
         functional = outermost is not None and outermost.key().name in _FUNCTIONAL
         if self.derivative is None and (functional or func in _DERIVATIVES):
             # Not raised from within: torch.func would be left in the middle of it.

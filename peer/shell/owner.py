@@ -68,7 +68,8 @@ class Owner:
     async def watch(self, tell: Callable[[OwnerLooked], None], closed: Callable[[], str]) -> None:
         """Until it is cancelled. Raises OSError and HostError where the owner's wishes cannot be
         read."""
-        rounds, kept = 0, None
+        rounds = 0
+        kept: str | None = None
         try:
             while True:
                 tell(await asyncio.to_thread(self.look, closed()))

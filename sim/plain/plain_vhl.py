@@ -195,7 +195,9 @@ class VhlClient(nn.Module):
         with torch.no_grad():
             features, logits, _ = seen.of(copy.deepcopy(module).eval(), like)
         self.further = vhl.classes or logits.shape[1]
-        bare = seen.reads and self.module.get_submodule(seen.logits).bias is None
+        bare = seen.reads and "bias" not in dict(
+            self.module.get_submodule(seen.logits).named_parameters()
+        )
         self.rows = nn.Linear(features.flatten(1).shape[1], self.further, bias=not bare)
         for p in self.rows.parameters():
             nn.init.zeros_(p)
