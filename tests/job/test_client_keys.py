@@ -10,7 +10,7 @@ import pytest
 
 from shoal.job import Job, SettingsError
 from shoal.job.clients.local_work import LocalWork
-from shoal.tests.job.test_federated_job import job
+from shoal.tests.job.federated_jobs import job
 
 OF_PEERS = {"kind": "by-peer", "clients": 3}
 

@@ -9,7 +9,7 @@ import pytest
 from shoal.job import Job, SettingsError
 from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.job.refusals.of_clients import not_in_pipelines
-from shoal.tests.job.test_federated_job import job
+from shoal.tests.job.federated_jobs import job
 
 PRIVACY = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5, "noise": 1.0}
 SGD = {"rounds": 5, "optimizer": "sgd"}

@@ -9,7 +9,7 @@ import pytest
 from shoal.job import Job, SettingsError
 from shoal.job.clients.local_work import FedImproOptions
 from shoal.job.rounds import method_of, options_of
-from shoal.tests.job.test_federated_job import KRUM, PRIVATE, job
+from shoal.tests.job.federated_jobs import KRUM, PRIVATE, job
 
 OPTIONS = {"features": "low", "weight": 0.5, "rise": 10}
 

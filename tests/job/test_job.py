@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,11 @@ import shoal
 import shoal.job
 from shoal.job import Data, Job, PlanOptions, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
-from shoal.job.methods import method_text
 from shoal.job.settings import plain, read_toml
-from shoal.job.tables import CODEC_ROLES
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
 from shoal.job.words import ELSEWHERE
 
-HEAD = 'version = 1\n[model]\nfactory = "a:b"\n'
-
-
-def problem(tmp_path: Path, body: str, head: str = HEAD) -> str:
-    path = tmp_path / "job.toml"
-    path.write_text(head + body)
-    with pytest.raises(SettingsError) as caught:
-        Job.from_toml(path)
-    return str(caught.value).removeprefix(str(tmp_path) + "/")
-
+from .problems import HEAD, problem
 
 # ---------------------------------------------------------------- files
 
@@ -125,85 +113,6 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
-    [
-        (
-            '[codec]\nsync = "int8"',
-            '`codec.sync` is "int8", and sync.method = "sparse-loco" writes',
-        ),
-        (
-            "[sync.options]\ndensity = 2",
-            "`sync.options.density` is 2.0: expected a number in (0, 1]",
-        ),
-        ("[sync.options]\nbits = 4", "`sync.options.bits` is 4: expected 2 or 32"),
-        (
-            "[sync.options]\nresult_density = 2",
-            "`sync.options.result_density` is 2.0: expected a number in [0, 1]",
-        ),
-        ("[sync.options]\nmomentum = 0.9", "`sync.options.momentum` is not a known key"),
-    ],
-)
-def test_sparse_loco_has_options_and_a_codec_of_its_own(
-    tmp_path: Path, tables: str, said: str
-) -> None:
-    sync = '[sync]\nkind = "local"\nmethod = "sparse-loco"'
-    assert said in problem(tmp_path, f"[train]\nsteps = 3\n{sync}\n{tables}")
-
-
-@pytest.mark.parametrize(
-    ("tables", "said"),
-    [
-        (
-            '[codec]\nsync = "int8"',
-            '`codec.sync` is "int8", and sync.method = "streaming-diloco" writes',
-        ),
-        ("[sync.options]\nmix = 1", "`sync.options.mix` is 1.0: expected a number in [0, 1)"),
-        ("[sync.options]\nbits = 2", "`sync.options.bits` is 2: expected 4 or 32"),
-        ("[sync.options]\nfragments = 7", "`sync.options.fragments` is 7: expected at most one"),
-        (
-            "[sync.options]\noverlap = 3",
-            "`sync.options.overlap` is 3: expected fewer steps than a round has, 3",
-        ),
-        (
-            "[sync.options]\noverlap = -1",
-            '`sync.options.overlap` is -1: expected 0, more, or "auto"',
-        ),
-    ],
-)
-def test_streaming_diloco_has_options_and_a_codec_of_its_own(
-    tmp_path: Path, tables: str, said: str
-) -> None:
-    sync = '[sync]\nkind = "local"\nmethod = "streaming-diloco"\nevery = 6'
-    assert said in problem(tmp_path, f"[train]\nsteps = 3\n{sync}\n{tables}")
-
-
-@pytest.mark.parametrize(
-    ("sync", "replicas", "said"),
-    [
-        ("", 1, '`plan.replicas` is 1 with sync.kind = "gossip", in which replicas meet in pairs'),
-        ('method = "diloco"', 4, '`sync.method` is "diloco", of kind "local": expected, with kind'),
-        ('method = "exact"', 4, '`sync.method` is "exact", of kind "allreduce": expected, with'),
-        ("every = 0", 4, "`sync.every` is 0: expected 1 or more"),
-        ("options = { lr = 0.7 }", 4, "`sync.options.lr` is not a known key"),
-        ("options = { keep = 0 }", 4, "`sync.options.keep` is 0.0: expected a number in (0, 1]"),
-        ("options = { threshold = 3 }", 4, "`sync.options.threshold` is not readable: 3 has no"),
-        ("options = { recent = 0 }", 4, "`sync.options.recent` is 0: expected 1 or more"),
-        ('method = "ring"\noptions = { keep = 1 }', 4, "`sync.options.keep` is not a known key"),
-        ('method = "noloco"\noptions = { momentum = 1 }', 4, "expected a number in [0, 1)"),
-        ('method = "saps-outer"\noptions = { lr = 0 }', 4, "is 0.0: expected more than 0"),
-        ('[codec]\nsync = "bf16"', 4, 'and sync.method = "saps" writes'),
-        ("[output]\nevery = 3", 4, 'not supported yet: with sync.kind = "gossip", only 0 is'),
-    ],
-)
-def test_gossip_is_between_replicas_and_has_options_by_method(
-    tmp_path: Path, sync: str, replicas: int, said: str
-) -> None:
-    train = "[train]\nsteps = 3\nbatch = 8\nmicrobatch = 1"
-    tables = f'{train}\n[plan]\nreplicas = {replicas}\n[sync]\nkind = "gossip"\n{sync}'
-    assert said in problem(tmp_path, tables)
-
-
-@pytest.mark.parametrize(
     ("table", "line", "said"),
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),
@@ -231,35 +140,6 @@ def test_what_is_not_built_yet_is_refused_by_name(tmp_path: Path) -> None:
     assert "`codec.snapshot` is not supported yet" in problem(tmp_path, body)
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (
-            'method = "gtopk"\noptions = { ratoi = 3 }',
-            "`sync.options.ratoi` is not a known key; did",
-        ),
-        ('method = "gtopk"\noptions = { rank = 3 }', "(known: ratio)"),
-        ('method = "gtopk"\noptions = { ratio = 0 }', "`sync.options.ratio` is 0.0: expected 1"),
-        ('method = "powersgd"\noptions = { rank = 1.5 }', "is 1.5: expected an integer"),
-        ("options = { rank = 1 }", "`sync.options.rank` is not a known key"),
-        ('method = "gtopk"\ncollective = "ring"', "`sync.collective` is not supported yet"),
-        ('method = "lags"\n[codec]\ngrad = "bf16"', "`codec.grad` is not supported yet"),
-        ('method = "lags"\n[codec]\nfeedback = "ahead"', "`codec.feedback` is not supported yet"),
-        ('[codec]\nfeedback = "dgc"', "`codec.feedback` is not supported yet"),
-        ('method = "demo"', "`train.optimizer` is not supported yet"),
-        ('method = "demo"\noptions = { decay = 1.0 }', "expected a share in [0, 1)"),
-    ],
-)
-def test_methods_are_read_strictly(tmp_path: Path, body: str, says: str) -> None:
-    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[sync]\n{body}")
-
-
-def test_a_method_has_its_options_by_name_in_plans() -> None:
-    assert method_text("exact", {}) == "mean"
-    assert method_text("powersgd", {"rank": 2}) == "powersgd:rank=2,saving=2"
-    assert method_text("gtopk", {"ratio": 12345678.5}) == "gtopk:ratio=12345678.5"
-
-
 def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
@@ -267,48 +147,6 @@ def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:
         '[sync]\ncollective = "auto"\n[plan]\nreplan = true\n'
     )
     assert Job.from_toml(path).codec.grad == "none"
-
-
-def test_roles_without_a_codec_of_their_own_have_the_default() -> None:
-    job = Job(
-        model="a:b", steps=1, codec={"default": "auto", "activation": "int8", "snapshot": "auto"}
-    )
-    assert [job.codec.of(role) for role in CODEC_ROLES] == ["int8", "auto", "auto", "auto"]
-    assert Job.from_json(job.to_json()).codec == job.codec
-
-
-@pytest.mark.parametrize(
-    ("codec", "snapshots"),
-    [
-        ({}, "none"),
-        ({"default": "adatopk"}, "lossless"),
-        ({"default": "adatopk", "snapshot": "none"}, "none"),
-        ({"snapshot": "lossless"}, "lossless"),
-    ],
-)
-def test_snapshots_are_exact_whatever_else_is_not(codec: dict, snapshots: str) -> None:
-    assert Job(model="a:b", steps=1, codec=codec).codec.snapshots == snapshots
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("activation", "x y", 'expected "none", "lossless", "adatopk", "auto" or'),
-        ("grad", "topk:", "the text of a codec"),
-        ("default", "", "the text of a codec"),
-        ("default", "int8:block", "the text of a codec"),
-        ("ratio", 0.5, "expected 1 or more"),
-        ("ratio", math.nan, "expected 1 or more"),
-        ("ratio", math.inf, "expected a finite number"),
-        ("error_budget", -0.1, "expected 0 or more"),
-        ("error_budget", math.inf, "expected a finite number"),
-        ("feedback", "often", "ahead"),
-    ],
-)
-def test_a_codec_that_cannot_be_is_refused_by_its_key(key: str, value: object, said: str) -> None:
-    with pytest.raises(SettingsError, match=f"`codec.{key}`") as caught:
-        Job(model="a:b", steps=1, codec={key: value})
-    assert said in str(caught.value)
 
 
 def test_lines_are_found_behind_strings_that_look_like_keys(tmp_path: Path) -> None:
@@ -540,157 +378,6 @@ def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path)
     assert "the name of a data set of a peer" in said
     said = problem(tmp_path, '[train]\nsteps = 3\n[data]\nkeep_local = "labels"')
     assert 'job.toml:7: `data.keep_local` is "labels" with where = "submitter"' in said
-
-
-@pytest.mark.parametrize(
-    ("tables", "key"),
-    [
-        ({"plan": {"pipelines": 2}}, "plan.pipelines"),
-        ({"plan": {"schedule": "interleaved"}}, "plan.schedule"),
-        ({"plan": {"schedule": "listed"}}, "plan.schedule"),
-        ({"plan": {"schedule": "zero-bubble"}}, "plan.schedule"),
-        ({"plan": {"in_flight": 4}}, "plan.in_flight"),
-        ({"recovery": {"ladder": ["neighbour+"]}}, "recovery.ladder"),
-    ],
-)
-def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, key: str) -> None:
-    plan = tables.get("plan", {}) | {"scheduler": "swarm"}
-    with pytest.raises(SettingsError, match=f"`{key}`"):
-        Job(model="a:b", steps=1, batch=8, microbatch=1, **tables | {"plan": plan})
-    Job(model="a:b", steps=1, plan={"scheduler": "swarm", "schedule": "gpipe", "stages": 3})
-
-
-@pytest.mark.parametrize(
-    ("plan", "says"),
-    [
-        ("in_flight = 0", "`plan.in_flight` is 0: expected 1 or more"),
-        ('in_flight = 4\nschedule = "1f1b"', '"auto" is, with schedule = "1f1b"'),
-        ('in_flight = 4\nscheduler = "op-fence"', '"auto" is, with scheduler = "op-fence"'),
-        ('schedule = "listed"\nscheduler = "uniform"', 'are, with scheduler = "uniform"'),
-        ('schedule = "zero-bubble"\nscheduler = "swarm"', 'are, with scheduler = "swarm"'),
-        ('in_flight = 4\n[sync]\nkind = "local"\nevery = 2', '"auto" is, with sync.kind = "local"'),
-        ('schedule = "listed"\n[recovery]\nladder = ["neighbour+"]', '"neighbour+" in recovery'),
-    ],
-)
-def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, says: str) -> None:
-    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
-    Job(model="a:b", steps=1, plan={"schedule": "listed", "in_flight": 4})
-
-
-@pytest.mark.parametrize(
-    ("plan", "says"),
-    [
-        ("skip = 0.6", '`plan.skip` is 0.6: expected 0 to 0.5, of the blocks, or "auto"'),
-        ("skip = -0.1", "`plan.skip` is -0.1: expected 0 to 0.5"),
-        ("skip = nan", "`plan.skip` is"),
-        ('skip = "some"', "`plan.skip`"),
-        ("reorder = 1", "`plan.reorder`"),
-        ('skip_scaling = "mean"', "`plan.skip_scaling`"),
-        ("skip_warmup = -1", "`plan.skip_warmup` is -1"),
-        ('skip_fade_out = "few"', '`plan.skip_fade_out` is "few": expected a number of steps'),
-        ("skip = 0.3\nskip_warmup = 2\nskip_fade_out = 1", "3 of 3 steps visit all stages"),
-        ('reorder = true\nskip_warmup = "100%"', "3 of 3 steps visit all stages"),
-        (
-            'skip = 0.3\nscheduler = "swarm"',
-            '0 is, with scheduler = "swarm"; to keep plan.skip, set plan.scheduler = "auto"',
-        ),
-        (
-            'skip = "auto"\n[sync]\nkind = "local"\nevery = 2',
-            '0 is, with sync.kind = "local"; to keep plan.skip, set sync.kind = "allreduce"',
-        ),
-        (
-            'reorder = true\n[recovery]\nladder = ["neighbour+"]',
-            'to keep plan.reorder, take "neighbour+" out of recovery.ladder',
-        ),
-        (
-            "skip = 0.3\npipelines = 2",
-            '1 and "auto" are, with plan.skip; to keep 2, leave plan.skip out',
-        ),
-        (
-            'reorder = true\nschedule = "interleaved"',
-            'are, and "listed" and "zero-bubble", with plan.reorder',
-        ),
-    ],
-)
-def test_routes_that_skip_are_asked_for_by_name_and_alone(
-    tmp_path: Path, plan: str, says: str
-) -> None:
-    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
-    for skip in (0, 0.5, "auto"):
-        Job(model="a:b", steps=1, plan={"skip": skip, "reorder": True, "schedule": "zero-bubble"})
-
-
-@pytest.mark.parametrize(
-    ("plan", "key", "needs"),
-    [
-        ({"skip_warmup": "3%"}, "skip_warmup", {"reorder": True}),
-        ({"skip_fade_out": 1}, "skip_fade_out", {"reorder": True}),
-        ({"skip_scaling": "sum"}, "skip_scaling", {"skip": 0.2}),
-        ({"skip_scaling": "sum", "reorder": True}, "skip_scaling", {"skip": "auto"}),
-        ({"schedule": "interleaved", "stages": 2}, "schedule", {"stages": 3}),
-        ({"schedule": "zero-bubble", "stages": 1}, "schedule", {"stages": 2}),
-    ],
-)
-def test_what_would_change_nothing_is_refused_with_what_it_needs(
-    plan: dict[str, Any], key: str, needs: dict[str, Any]
-) -> None:
-    with pytest.raises(SettingsError, match=rf"`plan.{key}` is .*: set .* leave {key} out"):
-        Job(model="a:b", tokens=50, plan=plan)
-    job = Job(model="a:b", steps=50, plan=plan | needs)
-    assert not replace(job, plan=job.plan.in_order).plan.reroutes
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "options", "every"),
-    [
-        (["sync.method=diloco"], "local", {"lr": 0.5}, 4),
-        (["sync.method=saps-outer"], "gossip", {"threshold": "20Mbit", "lr": 0.5}, 4),
-        (["sync.method=saps"], "gossip", {"threshold": "20Mbit"}, 4),
-        (["sync.options={momentum=0.5}", "sync.method=diloco"], "local", {"momentum": 0.5}, 4),
-        (["sync.method=exact", "plan.replicas=1"], "allreduce", {}, "auto"),
-    ],
-)
-def test_a_method_brings_its_kind_along(
-    changes: list[str], kind: str, options: dict[str, Any], every: object
-) -> None:
-    own = {"threshold": "20Mbit", "lr": 0.5}
-    sync = {"kind": "gossip", "method": "saps-outer", "every": 4, "options": own}
-    found = Job(model="a:b", steps=8, plan={"replicas": 4}, sync=sync).with_changes(changes).sync
-    assert (found.kind, dict(found.options), found.every) == (kind, options, every)
-
-
-def test_a_kind_that_is_said_beside_the_method_is_taken_at_its_word() -> None:
-    job = Job(model="a:b", steps=8)
-    with pytest.raises(SettingsError, match=r'`sync.method` is "diloco", of kind "local"'):
-        job.with_changes(["sync.method=diloco", "sync.kind=gossip"])
-    with pytest.raises(SettingsError, match=r'`sync.method` is "dilco"'):
-        job.with_changes(["sync.method=dilco"])
-
-
-@pytest.mark.parametrize(
-    ("tables", "says"),
-    [
-        ('method = "diloco"', '`sync.method` is given with kind = "auto"'),
-        ("options = { lr = 0.5 }", '`sync.options` is given with kind = "auto"'),
-        ("[plan]\nreplicas = 2", '`plan.replicas` is not supported yet: "auto" is'),
-        ("[output]\nevery = 5", "`output.every` is not supported yet"),
-        ('[recovery]\nladder = ["neighbour"]', "`recovery.ladder` is not supported yet"),
-    ],
-)
-def test_what_is_chosen_is_not_asked_for(tmp_path: Path, tables: str, says: str) -> None:
-    assert says in problem(tmp_path, f'[train]\nsteps = 3\n[sync]\nkind = "auto"\n{tables}')
-
-
-def test_what_is_decided_is_a_job_of_that_kind() -> None:
-    job = Job(model="m.py:f", steps=3, batch=8, microbatch=2, sync={"kind": "auto", "every": 7})
-    assert job.undecided
-    assert job.rounds is None
-    apart, equal = job.decided("local", 2), job.decided("allreduce", 1)
-    assert apart.rounds is not None
-    assert (apart.rounds.method, apart.replicas, apart.sync.steps) == ("diloco", 2, 7)
-    assert (equal.sync.within, equal.replicas, equal.sync.steps) == ("exact", 1, 1)
-    assert not apart.undecided
-    assert not equal.undecided
 
 
 def test_what_others_call_our_keys_are_keys_of_ours() -> None:

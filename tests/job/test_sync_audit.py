@@ -10,7 +10,7 @@ from shoal.job import Job
 from shoal.job.rounds import RoundSettings
 from shoal.job.settings import SettingsError
 from shoal.job.sync import Sync
-from shoal.tests.job.test_federated_job import KRUM, MASKED, job
+from shoal.tests.job.federated_jobs import KRUM, MASKED, job
 
 
 @pytest.mark.parametrize(

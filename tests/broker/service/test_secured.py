@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -60,6 +60,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.proto.broker_pb2_grpc import AttachStub, BlobsStub, RunsStub
 
 from ..conftest import make_spec
+from .loopback import status, until
 
 HOUR = timedelta(hours=1)
 NOT_CONNECTED = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
@@ -98,12 +99,6 @@ def made(broker: Broker, role: PartyRole, subject: str = "x", ago: timedelta = t
     assert broker.secured is not None
     party = Party(role, subject)
     return broker.secured.authority.credential(party, utc(time.time()) - ago, HOUR)
-
-
-async def status(call: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code().name, caught.value.details() or ""
 
 
 async def outcome(call: Any) -> tuple[str, str]:
@@ -322,12 +317,6 @@ async def test_the_same_state_gives_the_same_line_and_the_same_authority(tmp_pat
 
 
 # ---------------------------------------------------------------- the port
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Lets everything else run until something holds; the test's timeout ends it otherwise."""
-    while not holds():  # noqa: ASYNC110 (what it waits for has no event of its own)
-        await asyncio.sleep(0)
 
 
 async def raw(broker: Broker, *said: bytes) -> bytes:

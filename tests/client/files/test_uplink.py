@@ -9,7 +9,7 @@ import pytest
 from shoal.client.files.uplink import Uplink, UplinkRate, duration_text, starting_bytes, takes
 from shoal.dag.ir.graph import Buffer, Graph, Parameter, TensorSpec
 from shoal.net.blobs.client import BlobClient
-from shoal.tests.broker.service.test_server import running
+from shoal.tests.broker.service.loopback import running
 
 
 def graph_of(*parameters: Parameter) -> Graph:

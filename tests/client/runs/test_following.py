@@ -28,7 +28,7 @@ from shoal.client.runs.readable import readable
 from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
 from shoal.proto import broker_pb2 as pb
-from shoal.tests.client.runs.test_client import Script, serving, state, step
+from shoal.tests.client.runs.scripted_broker import Script, serving, state, step
 
 
 @pytest.fixture

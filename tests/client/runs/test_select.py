@@ -34,7 +34,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.sim.processes import LocalCluster
 from shoal.tests.sim.clients.test_federated_world import job_of
 
-from .test_client import Script, serving
+from .scripted_broker import Script, serving
 
 CLIENTS, PER_ROUND = 12, 5
 

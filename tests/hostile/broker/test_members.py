@@ -14,7 +14,7 @@ from shoal.proto.common_pb2 import Reason
 from shoal.tests.planner.service.sharing import SHARING
 
 from ...broker.conftest import make_spec
-from ...broker.service.test_server import Peer, running, stored_spec, submit, tiny_graph
+from ...broker.service.loopback import Peer, running, stored_spec, submit, tiny_graph
 
 HUGE = 2**64 - 1
 ODD = Profile(

@@ -40,7 +40,7 @@ from shoal.planner.service.planner import PlannerLimits
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.tests.broker.conftest import make_spec
-from shoal.tests.broker.service.test_server import (
+from shoal.tests.broker.service.loopback import (
     Peer,
     running,
     stored_spec,

@@ -26,7 +26,7 @@ from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
 from shoal.peer.sync.strategy import Holder, Strategy
 from shoal.tests.dag.schedule.checker import check
 
-from .test_streams import Mlp, coded, digits, one_step, parameters
+from .coded_runs import Mlp, coded, digits, one_step, parameters
 
 CPU = torch.device("cpu")
 
