@@ -157,11 +157,6 @@ def apart(method: str, **more: Any) -> NamedWorld:
     )
 
 
-SLOW = (
-    *("swarm", "gtopk", "demo", "powersgd", "acp-sgd", "average", "sparse-loco both ways"),
-    *("diloco overlap", "gossip random-pairs", "gossip noloco", "gossip saps", "gossip saps-outer"),
-)
-"""Worlds that the fast suite leaves out: it has others of their kind."""
 WORLDS: dict[str, NamedWorld] = {
     "gpipe": NamedWorld(
         model="deep", tables={"plan": planned("gpipe")}, contains=pipeline("gpipe")

@@ -22,7 +22,7 @@ import pytest
 from shoal.tests.sim.played_rounds import Rounds
 
 from .fed import Answers, written_plan
-from .named_worlds import SLOW, WORLDS, NamedWorld
+from .named_worlds import WORLDS, NamedWorld
 from .playing import Laboratories, PlayedWorld, played
 from .records import (
     FOLDER,
@@ -81,9 +81,7 @@ def assert_plain(lab: Any, named: NamedWorld, found: PlayedWorld, loop: Any) -> 
         assert losses == pytest.approx(loop.losses, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in WORLDS]
-)
+@pytest.mark.parametrize("name", WORLDS)
 def test_a_world_has_its_recorded_bits(
     laboratories: Laboratories, plain: dict[Any, Any], records: str, tmp_path: Path, name: str
 ) -> None:
