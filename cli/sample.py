@@ -41,6 +41,7 @@ def sample(
 
     with ExitStack() as open_until_then, few_collections():
         echo("loading the model", err=True)
+        from ..client.errors import BrokerUnreachable
         from ..client.runs.sample import speaker, speaker_before
 
         def opened(name: str) -> Run:
@@ -51,7 +52,13 @@ def sample(
         found = {}
         for key, make in (("before", speaker_before), ("text", speaker)):
             if key == "text" or before:
-                one = make(run, opened)
+                try:
+                    one = make(run, opened)
+                except BrokerUnreachable as error:
+                    if not (to / run / "run.json").is_file():
+                        raise
+                    here = f"what is here of it speaks without one: shoal sample {to / run}"
+                    raise BrokerUnreachable(f"{error}; {here}") from None
                 echo(f"loaded {one.weights}; it answers", err=True)
                 found[key] = one.says(prompt, tokens, system)
                 label = {"before": "before: ", "text": "after:  "}[key] if before else ""

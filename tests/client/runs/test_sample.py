@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from shoal.cli.base import WRONG, app
+from shoal.cli.base import UNREACHABLE, WRONG, app
 from shoal.client import connect
 from shoal.client.errors import RecordError
 from shoal.client.files.records import record_of, write_run
@@ -249,6 +250,23 @@ def test_what_does_not_speak_says_why(tmp_path: Path, make: Any, said: str) -> N
         speaker(str(make(tmp_path)), nobody)
     found = CliRunner().invoke(app, ["sample", str(make(tmp_path)), "--prompt", "a"])
     assert found.exit_code == WRONG
+
+
+def test_without_its_broker_a_run_speaks_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "r-1").mkdir()
+    (tmp_path / "r-1" / "run.json").write_text("{}")
+    with socket.socket() as nobodys:
+        nobodys.bind(("127.0.0.1", 0))  # and nobody listens
+        to = ["--to", str(tmp_path), "--broker", f"127.0.0.1:{nobodys.getsockname()[1]}"]
+        found = {
+            run: CliRunner().invoke(app, ["sample", run, "--prompt", "a", *to])
+            for run in ("r-1", "r-2")
+        }
+    said = f"shoal sample {tmp_path / 'r-1'}"
+    assert {run: (f.exit_code, said in f.stderr) for run, f in found.items()} == {
+        "r-1": (UNREACHABLE, True),
+        "r-2": (UNREACHABLE, False),
+    }
 
 
 def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
