@@ -123,8 +123,10 @@ class RoundRow:
     @property
     def alike(self) -> float | None:
         """How long the mean of clients' moves is by these: 1 where all moved alike, about the root
-        of 1/n for n that have nothing in common; None: not known."""
-        return self.mean_moved / self.clients_moved if self.clients_moved else None
+        of 1/n for n that have nothing in common; None: not known, as where clients send less than
+        they moved, or what is left of earlier rounds as well."""
+        known = self.clients_moved and self.uploads is None
+        return self.mean_moved / self.clients_moved if known else None
 
     @property
     def samples(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,10 @@ __all__ = [
 ]
 
 Say = Callable[[str], None]
+
+_TURN = threading.RLock()
+"""Of the thread that builds and captures: seeds, and what a capture puts in torch's place, are the
+whole process's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,32 +169,37 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
-        folder = Path(name)
-        found = _outlined(job, folder / "data", say, ask)
-        job, data, outline, module, captured, pretrained, sizes, clients = found
-        graph = with_base(job, captured.graph, say)
-        core, sizes = _core(graph, job.train.microbatch_size, sizes, say)
-        there = pretrained.entries if pretrained else {}
-        tensors = {n: t for n, t in captured.tensors.items() if n not in there}
-        weights = folder / "weights.safetensors"
-        sent = {n: t for n, t in _as_kept(captured).items() if n in tensors}
-        sent = {n: t for n, t in sent.items() if not outline.is_made(n)}
-        write_values(weights, sent, lambda n: outline.value(n, tensors[n]).to(sent[n].dtype))
-        yield Prepared(
-            job=job,
-            graph=graph,
-            core=core,
-            manifest=data.manifest,
-            shards=data.shards,
-            weights=weights,
-            recipe=_recipe_for(outline, captured, pretrained),
-            sidecars=sidecars_of(module, job, folder / "sidecars"),
-            microbatch_sizes=sizes,
-            local=data.local,
-            pretrained=pretrained,
-            client_sizes=clients.trained,
-            client_data=data.of_clients,
-        )
+        with _TURN:
+            prepared = _prepared(job, Path(name), say, ask)
+        yield prepared
+
+
+def _prepared(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> Prepared:
+    found = _outlined(job, folder / "data", say, ask)
+    job, data, outline, module, captured, pretrained, sizes, clients = found
+    graph = with_base(job, captured.graph, say)
+    core, sizes = _core(graph, job.train.microbatch_size, sizes, say)
+    there = pretrained.entries if pretrained else {}
+    tensors = {n: t for n, t in captured.tensors.items() if n not in there}
+    weights = folder / "weights.safetensors"
+    sent = {n: t for n, t in _as_kept(captured).items() if n in tensors}
+    sent = {n: t for n, t in sent.items() if not outline.is_made(n)}
+    write_values(weights, sent, lambda n: outline.value(n, tensors[n]).to(sent[n].dtype))
+    return Prepared(
+        job=job,
+        graph=graph,
+        core=core,
+        manifest=data.manifest,
+        shards=data.shards,
+        weights=weights,
+        recipe=_recipe_for(outline, captured, pretrained),
+        sidecars=sidecars_of(module, job, folder / "sidecars"),
+        microbatch_sizes=sizes,
+        local=data.local,
+        pretrained=pretrained,
+        client_sizes=clients.trained,
+        client_data=data.of_clients,
+    )
 
 
 def draft(
@@ -197,7 +207,7 @@ def draft(
 ) -> tuple[RunSpec, Graph]:
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
-    with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
+    with _TURN, tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         found = _outlined(job, Path(name), say, ask)
     job, data, outline, _, captured, pretrained, sizes, clients = found
     graph = captured.graph

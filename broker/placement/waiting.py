@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ...dag.plan.plan import PeerId
 from ..membership.member import Member
 from ..membership.membership import Membership
+from ..records.submitted import run_of
 from ..runs.replica import Replica
 
 __all__ = [
@@ -83,8 +84,11 @@ def consider(
         words += f" in each of {replicas} replicas)" if replicas > 1 else ")"
     text = f"{words}, has {len(free)} in the pool"
     busy = len(able) - len(free) - len(resting)
-    if busy:
-        text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
+    taken = (m.run for m in able if m.run is not None and m.id not in lent)
+    own = sum(run_of(run)[0] == replica.run.id for run in taken)
+    for count, whom in ((own, "its other replicas"), (busy - own, "another run")):
+        if count:
+            text += f"; {count} more work{'s' if count == 1 else ''} for {whom}"
     text += _rest(resting)
     unsuited = [m for m in members.members.values() if not replica.run.suits(m)]
     web = sum(not replica.run.reads(m) for m in unsuited)
@@ -100,7 +104,7 @@ def consider(
         )
     if left_out := joined - len(able) - len(unsuited):
         text += f"; {left_out} left out for a while, for a fault"
-    if len(able) < need:
+    if len(able) - own < need:  # its other replicas keep theirs until its end
         text += ": start more with `shoal join`"
     # Nobody knows when an owner opens a peer again.
     return WaitReason("peers", text, blocks=len(free) + busy >= need)

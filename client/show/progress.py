@@ -17,7 +17,7 @@ from ...broker.round_rows import RoundRow, RoundRows
 from ...job.words import count_of, counted_in, loss_text, some_of
 from ...net.finite import finite
 from ...net.interrupts import uninterrupted
-from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
+from ...proto.broker_pb2 import CANCELLED, DONE, FAILED, RUNNING, Phase, RunEvent, RunState
 from ..files.records import evaluation_numbers, read_run, step_numbers
 from ..runs.bar import on_clock, progress_bar, time_left
 from ..runs.run import Run
@@ -106,13 +106,26 @@ def _cell(column: str, value: Any) -> str:
     return safe(str(value))
 
 
+def _stands(event: RunEvent) -> str:
+    """How a run stands; while it goes on, how the replica stands that the event is of, if that was
+    lost or has ended."""
+    state, at, who = event.state, event.replica, ""
+    phase, reason = state.phase, state.reason.text
+    if phase == RUNNING and 1 < len(state.replicas) > at:
+        own = state.replicas[at]
+        if own.phase == DONE:
+            return ""
+        if own.phase != RUNNING or own.term > 1:
+            who, phase, reason = f"replica {at} ", own.phase, own.reason.text
+    return f"{who}{Phase.Name(phase).lower()}" + (f": {safe(reason)}" if reason else "")
+
+
 def note_of(event: RunEvent, round: RoundRow | None = None) -> str:
     """What a person should read of an event that is no step, safe to print: a plan has several
     lines, all else one; empty: nothing. round: that it commits."""
     match event.WhichOneof("kind"):
         case "state":
-            reason = f": {safe(event.state.reason.text)}" if event.state.reason.text else ""
-            return f"{Phase.Name(event.state.phase).lower()}{reason}"
+            return _stands(event)
         case "plan":
             cuts = [
                 f"[{s.start}, {s.stop}) on {safe(some_of(s.holders, MOST_HOLDERS, ' + '))}"

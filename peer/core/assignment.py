@@ -231,11 +231,12 @@ class Assignment(Part):
             return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {key}: {why}")]
 
-    def frame_queued(self, key: FrameKey, size_bytes: int) -> None:
+    def frame_queued(self, key: FrameKey, size_bytes: int, now: float) -> list[e.Instruction]:
         if key.role is Role.ROUND and self.rounds is not None:
-            self.rounds.exchange.queued(key, size_bytes)
-        elif key.role not in (Role.ROUND, Role.SNAPSHOT):
+            return self.rounds.queued(key, size_bytes, now)
+        if key.role not in (Role.ROUND, Role.SNAPSHOT):
             self._sent_bytes += size_bytes
+        return []
 
     def frame_acknowledged(
         self, key: FrameKey, began_s: float | None, now: float

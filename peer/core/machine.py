@@ -183,10 +183,10 @@ class PeerMachine:
                 out += part.frame_acknowledged(key, event.began_s, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         if isinstance(event, e.FrameQueued):
-            if part is not None:
-                part.frame_queued(key, event.size_bytes)
-                self._traffic.queued(key, event.size_bytes, now)
             out = []
+            if part is not None:
+                out = part.frame_queued(key, event.size_bytes, now)
+                self._traffic.queued(key, event.size_bytes, now)
         elif part is None:
             self.late_frames += 1
             out = self.keeping.stray(key) if role is Role.SNAPSHOT else [e.Release(key)]

@@ -17,9 +17,13 @@ from shoal.client.files.records import Recorder
 from shoal.client.show.logs import lines
 from shoal.client.show.progress import row_of
 from shoal.proto.broker_pb2 import (
+    BUILDING,
+    DONE,
     RUNNING,
+    WAITING,
     Evaluation,
     Outcome,
+    Phase,
     Plan,
     ReplicaState,
     RoundBegun,
@@ -34,6 +38,7 @@ from shoal.proto.broker_pb2 import (
     StepDone,
     VersionEvaluated,
 )
+from shoal.proto.common_pb2 import Reason
 from shoal.sim.following import Following
 from shoal.sim.live import LiveState
 from shoal.sim.report import Summary, render, write_report
@@ -145,6 +150,29 @@ def test_lines_tell_replicas_apart() -> None:
     assert "replica 1, steps 3 to 5 · loss 1.3000 -> 1.5000 · 1.00 s/step" in found
     assert sum("samples)" in x for x in found) == 2
     assert any("; without 1 ·" in x for x in found)
+
+
+def test_lines_say_which_replica_was_lost_and_is_back() -> None:
+    def of(number: int, phase: Phase, why: str, term: int = 1) -> RunEvent:
+        states = [ReplicaState(phase=RUNNING, term=1) for _ in range(2)]
+        states[number] = ReplicaState(phase=phase, reason=Reason(text=why), term=term)
+        return RunEvent(replica=number, state=RunState(phase=RUNNING, replicas=states))
+
+    found = lines(
+        [
+            of(1, RUNNING, ""),
+            of(1, WAITING, "peer b was lost"),
+            of(1, BUILDING, "1 stage is fetched", 2),
+            of(1, RUNNING, "", 2),
+            of(0, DONE, "9 rounds are done"),
+        ]
+    )
+    assert [x[12:].strip() for x in found] == [
+        "running",
+        "replica 1 waiting: peer b was lost",
+        "replica 1 building: 1 stage is fetched",
+        "replica 1 running",
+    ]
 
 
 def test_rows_for_programs_name_the_replica_and_have_every_kind_of_round() -> None:

@@ -19,7 +19,7 @@ that take less it hears nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
@@ -79,6 +79,10 @@ class RoundExchange:
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
         self._gave, self.upload_bytes = _NOT_YET, 0
+        self._encoding: set[FrameKey] = set()
+        """Frames that are being encoded: nobody knows their bytes."""
+        self._made: e.RoundResult | None = None
+        """What the version came to, until that is told."""
         self._leaving: set[FrameKey] = set()
         """Frames of the contribution that are on their way, where results wait for them."""
         self._peer, self._replica, self._term, self._vector = peer, replica, term, vector
@@ -99,11 +103,13 @@ class RoundExchange:
         """Nothing is planned yet."""
         self.plan, self.begun, self.sent_bytes = None, False, 0
         self._awaited, self.wiring, self.again = set(), RoundWiring(), None
+        self._encoding, self._made = set(), None
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun, self._gave = plan, False, _NOT_YET
         self.upload_bytes, self._leaving, self.again = 0, set(), None
+        self._encoding, self._made = set(), None
         segments, fragment, one = segments_of(plan), plan.fragment, plan.by_client
         self.wiring = wiring(
             self._vector, segments, self._peer, fragment, by_client=one, most=plan.part
@@ -140,9 +146,22 @@ class RoundExchange:
         alone = [part for part in parts if self._is_summed(part)]
         return [*out, *self._take_early(), *(i for part in alone for i in self._summed(part))]
 
-    def sends_versions(self) -> list[e.Instruction]:
+    def made(self, found: e.RoundResult) -> list[e.Instruction]:
         """The version is made, and goes to those who take it whole."""
+        self._made = found
         return self._send([self._key(VERSION, s) for s in self.wiring.sends])
+
+    def tells(self) -> Iterator[e.RoundResult]:
+        """Yield what the version came to, once, when the bytes of all that was sent are known:
+        frames are encoded beside the device's actions, and may be later than it."""
+        if self._made is not None and not self._encoding:
+            found, self._made = self._made, None
+            yield found
+
+    def is_at(self, number: int, attempt: int) -> bool:
+        """Whether it is at this attempt of this round."""
+        plan = self.plan
+        return plan is not None and (number, attempt) == (plan.round, plan.attempt)
 
     @property
     def attempt(self) -> int:
@@ -201,12 +220,15 @@ class RoundExchange:
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
 
     def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
-        return [e.SendFrame(key) for key in keys]
+        found = [e.SendFrame(key) for key in keys]
+        self._encoding |= {send.key for send in found}
+        return [*found]
 
     # ------------------------------------------------------------ frames
 
     def queued(self, key: FrameKey, size_bytes: int) -> None:
-        """A frame is encoded."""
+        """A frame is encoded; of no bytes: it could not be sent."""
+        self._encoding.discard(key)
         self.sent_bytes += size_bytes
         self.upload_bytes += size_bytes * self._is_given(key)
 

@@ -216,22 +216,19 @@ class Rounds:
 
     def hears(self, told: broker_pb2.RoundMasks) -> None:
         """What the broker tells of masks is done in its order, once the sums are here."""
-        plan = self.exchange.plan
-        if plan is not None and (told.round, told.attempt) == (plan.round, plan.attempt):
+        if self.exchange.is_at(told.round, told.attempt):
             self._heard.append(told)
 
     def asked(self, question: broker_pb2.RoundQuestion) -> list[e.Instruction]:
         """Show receipts of the attempt, if that is the one that a question is about."""
-        plan = self.exchange.plan
-        if plan is None or (question.round, question.attempt) != (plan.round, plan.attempt):
+        if not self.exchange.is_at(question.round, question.attempt):
             return []
         return [e.ShowReceipts(self._replica, self._term, question)]
 
     def ordered(self, order: broker_pb2.RoundAudit, now: float) -> list[e.Instruction]:
         """Give what was given to others who add it up again, or do so, or both."""
-        exchange = self.exchange
-        plan, known = exchange.plan, exchange.again
-        if plan is None or (order.round, order.attempt) != (plan.round, plan.attempt):
+        exchange, known = self.exchange, self.exchange.again
+        if not exchange.is_at(order.round, order.attempt):
             return []
         if known is not None and order.turn <= known.order.turn:
             return known.added() if order.turn == known.order.turn else []
@@ -262,14 +259,14 @@ class Rounds:
         if self._for != attempt and action.kind is not Kind.CONTRIBUTE:
             return []  # another attempt has come meanwhile
         self._unsound = self._unsound or found.code == "masks"
+        if found.code and action.kind in (Kind.EXCHANGE, Kind.APPLY):
+            return [self._report(attempt, now, found)]
         match action.kind:
             case Kind.CONTRIBUTE:
                 self._contributed = found
                 self._local_s = result.seconds if found.losses else 0.0
                 return [self._report(0, now, found)]
             case Kind.EXCHANGE:
-                if found.code:
-                    return [self._report(attempt, now, found)]
                 dealt = [] if found.masks is None else [self._report(attempt, now, found)]
                 return [*dealt, *exchange.begins(), *exchange.waits_anew(now)]
             case Kind.UNMASK:
@@ -277,8 +274,7 @@ class Rounds:
                 self._unmasked = self._unmasked or not (found.code or found.masks)
                 return [self._report(attempt, now, found)] if found.code or found.masks else []
             case Kind.APPLY:
-                versions = [] if found.code else exchange.sends_versions()
-                return [self._report(attempt, now, found), *versions]
+                return [*exchange.made(found), *self._tells_made(now)]
         raise AssertionError(f"{action} is none of a round")
 
     def _landed_or_shown(self) -> list[e.Instruction]:
@@ -299,10 +295,20 @@ class Rounds:
         again = self.exchange.again if key.hop == AUDIT else None
         return out if again is None else [*out, *again.added()]
 
+    def queued(self, key: FrameKey, size_bytes: int, now: float) -> list[e.Instruction]:
+        """A frame is encoded; of no bytes: it could not be sent."""
+        self.exchange.queued(key, size_bytes)
+        return self._tells_made(now)
+
+    def _tells_made(self, now: float) -> list[e.Instruction]:
+        return [self._report(self.exchange.attempt, now, made) for made in self.exchange.tells()]
+
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
         """A part came that cannot be taken, or could not be sent."""
         out: list[e.Instruction] = [e.Release(key)]
-        if key.source == self._peer or not self.exchange.expects(key) or key.hop == AUDIT:
+        if key.source == self._peer:
+            return [*out, *self.queued(key, 0, now)]
+        if not self.exchange.expects(key) or key.hop == AUDIT:
             return out  # of an audit it lacks
         result = e.RoundResult(code="refused", why=f"{key.port} of {key.source}: {why}")
         report = self._report(self.exchange.attempt, now, result)
@@ -333,16 +339,14 @@ class Rounds:
             mean_moved=found.moved if attempt else 0.0,
             left_out=found.left_out,
             lost=found.lost,
+            masks=found.masks,
+            signed=found.said,
             sent_bytes=self.exchange.sent_bytes,
             upload_s=self.exchange.upload_s if attempt else 0.0,
             upload_bytes=self.exchange.upload_bytes if attempt else 0,
             more=self.start.more if self.start is not None and not attempt else 0,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )
-        if found.masks is not None:
-            report.masks.CopyFrom(found.masks)
-        if found.said is not None:
-            report.signed.CopyFrom(found.said)
         if found.code:
             report.problem.CopyFrom(common_pb2.Reason(code=found.code, text=found.why[:2000]))
         self._told.append(report)

@@ -66,6 +66,8 @@ def test_one_that_is_lost_later_is_planned_by_itself(world: Any) -> None:
     world.handle(answer(world.only(out, FormReplicas), "a", "b"))
     world.break_stream("b")
     assert phases(world, run) == [BUILDING, WAITING]
+    waits = world.state(run).replicas[1].reason.text
+    assert "has 0 in the pool; 1 more works for its other replicas: start" in waits
     ask = world.only(world.join("c"), MakePlan)
     assert (ask.replica, [o.peer for o in ask.peers]) == (f"{run}.1", ["c"])
 

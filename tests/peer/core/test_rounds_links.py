@@ -1,8 +1,13 @@
-"""Links that the rounds of one holder make and end, and frames that come before their order."""
+"""Links that the rounds of one holder make and end, frames that come before their order, and bytes
+that are known after the version."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.dag.rounds.wiring import AUDIT, port_of
@@ -10,7 +15,14 @@ from shoal.net.links.frame import FrameKey, Role
 from shoal.peer.core import events as e
 from shoal.peer.core.rounds.round_exchange import RoundExchange
 from shoal.peer.core.rounds.rounds import Rounds
-from shoal.proto.broker_pb2 import DialOrder, RoundAudit, RoundGiver, RoundPlan, RoundSegment
+from shoal.proto.broker_pb2 import (
+    DialOrder,
+    RoundAudit,
+    RoundGiver,
+    RoundPlan,
+    RoundSegment,
+    RoundVersion,
+)
 
 
 def plan(number: int, *takers: str) -> RoundPlan:
@@ -50,3 +62,27 @@ def test_a_contribution_that_comes_before_its_order_stays_with_the_device() -> N
     assert [peer for _, _, peer, _ in exchange.again.unshown] == ["far"]
     assert exchange.shows() == [e.Release(far, taken=True)]
     assert not exchange.again.unshown
+
+
+def test_the_version_is_told_with_the_bytes_of_all_that_was_sent_for_it() -> None:
+    """Frames are encoded beside the device's actions, and those of the version behind it."""
+    vector = RunVector([Entry("param:w", TensorSpec((8,), "float32"), 0, 0)])
+    steps: Any = SimpleNamespace(waits=True, begun=False, evaluating=False, step=0)
+    rounds = Rounds(PeerId("p"), "r.1", 1, vector, steps)
+    asked = plan(3, "far", "wide", "lost")
+    asked.segments[0].versions.append(RoundVersion(source="p", destination="late"))
+    rounds.planned(asked, 0.0)
+    rounds.goes_on(0.0)
+    sends = rounds.computed(Action(Kind.EXCHANGE), e.Result(round=e.RoundResult()), 1.0)
+    rounds.goes_on(1.0)
+    out = rounds.computed(Action(Kind.APPLY), e.Result(round=e.RoundResult(hashes=(7,))), 1.0)
+    sends += out
+    keys = {i.key.destination: i.key for i in sends if isinstance(i, e.SendFrame)}
+    assert keys.keys() == {"far", "wide", "lost", "late"}
+    assert not any(isinstance(i, e.Tell) for i in out)
+    assert rounds.queued(keys["far"], 40, 1.0) == []
+    assert rounds.refused(keys["lost"], "its queue is full", 1.0) == [e.Release(keys["lost"])]
+    assert rounds.queued(keys["late"], 50, 1.0) == []
+    [told] = rounds.queued(keys["wide"], 40, 1.0)
+    assert (told.message.round.sent_bytes, [*told.message.round.hashes]) == (130, [7])
+    assert rounds.queued(keys["wide"], 40, 1.0) == [], "once"

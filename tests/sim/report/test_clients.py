@@ -81,6 +81,16 @@ def test_a_round_tells_how_many_clients_were_asked_came_and_were_lost() -> None:
         assert cell in body
 
 
+def test_of_clients_that_send_a_part_nobody_says_how_alike_they_moved() -> None:
+    """With what is left of earlier rounds the mean may be longer than any move."""
+    done = RoundDone(round=0, attempt=1, clients_moved=2.0, mean_moved=2.6)
+    done.uploads.clients = 5
+    row = RoundRows().see(RunEvent(round_done=done))
+    assert row is not None
+    assert row.alike is None
+    assert "alike" not in sentence(row)
+
+
 def test_a_round_tells_who_chose_its_clients() -> None:
     rows, table = RoundRows(), list[dict[str, object]]()
     for number, chosen in enumerate((False, True, False)):
