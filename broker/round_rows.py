@@ -335,7 +335,7 @@ def evaluated(event: RunEvent) -> str:
     if told.step != told.round:  # of clients a step is a round
         of += f", {count_of(told.step, 'step')}"
     if told.replicas:
-        of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
+        of = f"mean of what {told.replicas} replicas came to {of.removeprefix('version ')}"
     loss = loss_text(told.evaluation.loss, told.evaluation.weight)
     by = "" if told.replicas else f", says replica {told.replica}"
     return " · ".join([f"{of} · held-out {loss}{by}", *_by_client(told)])
