@@ -70,29 +70,34 @@ def _mix(z: Words) -> Words:
     return z ^ (z >> _U64(31))
 
 
+def _folded(h: Words, word: Words) -> Words:
+    return _mix((h ^ word) + _U64(0x9E3779B97F4A7C15))
+
+
 def key(*words: int | Words) -> Words:
     """One hash per element of the broadcast words (module docstring); at least one dimension."""
     h = np.zeros(1, _U64)
     for word in words:
         w = np.asarray([word % 2**64], _U64) if isinstance(word, int) else word
-        h = _mix((h ^ w) + _U64(0x9E3779B97F4A7C15))
+        h = _folded(h, w)
     return h
 
 
 def permute(index: Indices, count: int | Indices, round_key: Words) -> Indices:
-    """The place of each index under a pseudo-random permutation of [0, count); counts and keys may
-    be those of each index."""
+    """The place of each index, (n,), under a pseudo-random permutation of [0, count); counts and
+    keys may be those of each index."""
     counts = np.broadcast_to(np.asarray(count, _U64), index.shape)
     bits = np.frexp((counts - _U64(1)).astype(np.float64))[1]
     half = np.maximum(1, (bits + 1) // 2).astype(_U64)
     mask = (_U64(1) << half) - _U64(1)
     found, todo = index.astype(_U64), np.ones(index.shape, bool)
-    keys = np.broadcast_to(round_key, index.shape)
+    # Keys of the four rounds before their last word, which is all that changes.
+    keys = np.broadcast_to(key(round_key, np.arange(4, dtype=_U64)[:, None]), (4, *index.shape))
     while todo.any():  # about 4 rounds at worst in expectation: 4^half < 4·count
         shift, low = half[todo], mask[todo]
         left, right = found[todo] >> shift, found[todo] & low
-        for r in range(4):
-            left, right = right, left ^ (key(keys[todo], r, right) & low)
+        for begun in keys[:, todo]:
+            left, right = right, left ^ (_folded(begun, right) & low)
         found[todo] = (left << shift) | right
         todo = found >= counts
     return found.astype(np.int64)
