@@ -63,6 +63,7 @@ class RoundStrategy:
 
     @classmethod
     def of(cls, settings: RoundSettings) -> Self:
+        """Return the one that a run asks for, with its options."""
         return cls(options_of(settings.method, settings.options), settings.seed)
 
     def codings(
