@@ -348,7 +348,9 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -
     assert f"shoal cancel {run} --broker {cluster.address}" in said
     assert "Traceback" not in said
     with shoal.connect(cluster.address) as client:
-        assert client.run(run).state().step < 1000000
+        goes_on = client.run(run)
+        assert goes_on.state().step < 1000000
+        assert any(event.HasField("plan") for event in goes_on.watch()), "it is planned"
     code, text = call("logs", run, "--broker", cluster.address)  # of a run that goes on
     assert code == 0
     assert re.search(r"^ +0:\d\d:\d\d  plan of term 1: \d stage", text, re.MULTILINE), text
