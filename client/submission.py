@@ -78,8 +78,8 @@ __all__ = [
 Say = Callable[[str], None]
 
 _TURN = threading.RLock()
-"""Of the thread that builds and captures: seeds, and what a capture puts in torch's place, are the
-whole process's."""
+"""Held by the thread that builds and captures: seeds, and what a capture puts in torch's place, are
+the whole process's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,7 @@ def prepare(
 
 
 def _prepared(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> Prepared:
+    """Return what a submission uploads, with its files in `folder`. Raises as `prepare`."""
     found = _outlined(job, folder / "data", say, ask)
     job, data, outline, module, captured, pretrained, sizes, clients = found
     graph = with_base(job, captured.graph, say)
