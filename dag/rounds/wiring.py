@@ -259,11 +259,8 @@ class RoundWiring:
         """The frames that leave, each by its destination; None: of a version."""
         far = [(at[0], h) for at, of in self.gives.items() for h in of]
         far = [(part, h) for part, h in far if not self.taken_here(part, h)]
-        parts = {f: h for part, h in far for f in self._frames(part, h, self._to(part, h))}
+        parts = {f: h for part, h in far for f in self._frames(part, h, h.destination)}
         return parts | dict.fromkeys((VERSION, *s) for s in self.sends)
-
-    def _to(self, part: Span, hop: Hop) -> PeerId:
-        return self.adders[part] if self.again else hop.destination
 
     def _frames(self, part: Span, hop: Hop, other: PeerId) -> Iterator[RoundFrame]:
         for block, _ in enumerate(self.blocks(part, hop)):
@@ -298,18 +295,18 @@ def wiring(
     spans = vector.spans(fragment)
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
-        hops = [h for h in segment.hops if not (again and h.total)]
-        hops = hops if segment.givers or by != peer else []
+        hops = segment.hops if segment.givers or by != peer else ()
+        if again:
+            hops = [h if by == peer else h._replace(destination=by, taken=ALL) for h in hops]
+            hops = [h for h in hops if not h.total and (by == peer or not h.given)]
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
         for part in (p for span in inside for p in vector.parts(*span, most)):
             for hop in hops:
                 if peer == (by if again else hop.destination):
-                    at = part, hop.destination, hop.taken
-                    found.takes.setdefault(at, []).append(hop)
+                    found.takes.setdefault((part, hop.destination, hop.taken), []).append(hop)
                     found.adders[part] = by
                 if peer == (by if again and hop.given else hop.source):
-                    at = part, hop.source, hop.given
-                    found.gives.setdefault(at, []).append(hop)
+                    found.gives.setdefault((part, hop.source, hop.given), []).append(hop)
                     found.adders[part] = by
         for part in vector.parts(start, stop, most) if segment.versions else ():
             for source, destination in segment.versions:

@@ -352,17 +352,16 @@ class AddedAgain(Generic[V]):
         for segment in order.segments:
             if segment.aggregator != me:
                 continue
+            ours = (part for part, _, phase in again.wiring.takes if phase == ALL)
+            parts = [part for part in ours if segment.start < part[1] <= segment.stop]
+            if any(again.made(part) is None for part in parts):
+                return found  # without all audits, which says nothing
             audit = broker_pb2.SumAudit(start=segment.start, stop=segment.stop)
             audit.heard.extend(self._receipts.heard_of(segment_of(segment)))
-            for part, _, phase in again.wiring.takes:
-                if phase != ALL or not segment.start < part[1] <= segment.stop:
-                    continue
-                if again.made(part) is None:
-                    return found  # without all audits, which says nothing
-                if (apart := self._receipts.refutes(part, adders[part])) is not None:
-                    mine, said = apart
-                    audit.sum.CopyFrom(mine)
-                    audit.said.CopyFrom(said)
-                    break
+            told = (self._receipts.refutes(part, adders[part]) for part in parts)
+            if (apart := next(filter(None, told), None)) is not None:
+                mine, said = apart
+                audit.sum.CopyFrom(mine)
+                audit.said.CopyFrom(said)
             found.audits.append(audit)
         return found
