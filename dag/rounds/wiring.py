@@ -296,9 +296,10 @@ def wiring(
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
         hops = segment.hops if segment.givers or by != peer else ()
-        if again:
-            hops = [h if by == peer else h._replace(destination=by, taken=ALL) for h in hops]
-            hops = [h for h in hops if not h.total and (by == peer or not h.given)]
+        if again and by == peer:
+            hops = tuple(h for h in hops if not h.total)
+        elif again:  # contributions, straight to it
+            hops = tuple(h._replace(destination=by, taken=ALL) for h in hops if not h.given)
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
         for part in (p for span in inside for p in vector.parts(*span, most)):
             for hop in hops:

@@ -211,13 +211,11 @@ class RoundAttempt(Generic[V]):
             self._taken[at] = Reduction(lambda: _Sum(self, at))
         self._taken[at].take(hop, (given,))
 
-    def made(
-        self, part: Span, phase: int = ALL, member: PeerId | None = None
-    ) -> WrittenPart[V] | None:
-        """Return what is made of all that is taken of a part in a phase, by this peer or another
-        member whose part is done here; None while something lacks."""
+    def made(self, part: Span, phase: int = ALL) -> WrittenPart[V] | None:
+        """Return what is made of all that this peer takes of a part in a phase; None while
+        something lacks."""
         with self._lock:
-            return self._make((part, member or self.peer, phase))
+            return self._make((part, self.peer, phase))
 
     def passed_on(self, key: FrameKey, part: Span) -> Buffers | None:
         """Return what a frame has of what came: the sum of the place, or the result, be it one that
