@@ -14,9 +14,11 @@ from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds import wiring as of_wiring
 from shoal.dag.rounds.vector import PIECE, Entry, RunVector, part_elements
 from shoal.dag.rounds.wiring import (
+    GATHER,
     GIVE,
     RESULT,
     Giver,
+    Place,
     VectorSegment,
     kind_of,
     port_of,
@@ -177,6 +179,23 @@ def test_what_one_gives_another_adds(sizes, most, data):
 
 def hops(of, kind):
     return [(part, hop) for (part, *_), some in of.items() for hop in some if kind_of(hop) == kind]
+
+
+def test_several_may_add_up_one_segment_again_and_each_gets_all_of_it():
+    """Be it who gathered a place at first, and is given what it gives itself."""
+    vector, givers = vector_of([40]), tuple(Giver(p, 1) for p in "abcd")
+    places = (Place("b", ("b", "c")),)
+    order = [VectorSegment((0, 40), by, givers, places=places) for by in ("b", "c", "d")]
+    each = {p: wiring(vector, order, p, again=True) for p in "abcd"}
+    assert {p: {to for _, _, to, _ in w.goes} for p, w in each.items()} == {
+        **{"a": {"b", "c", "d"}, "b": {"c", "d"}, "c": {"b", "d"}, "d": {"b", "c"}}
+    }
+    assert {p: {by for _, _, by, _ in w.comes} for p, w in each.items()} == {
+        **{"a": set(), "b": {"a", "c", "d"}, "c": {"a", "b", "d"}, "d": {"a", "b", "c"}}
+    }
+    for p in "bcd":
+        sums = {kind: [h.source for _, h in hops(each[p].takes, kind)] for kind in (GIVE, GATHER)}
+        assert sums == {GIVE: ["a", "d", "b", "c"], GATHER: ["b"]}
 
 
 blocks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), min_size=1, max_size=12)
