@@ -48,7 +48,7 @@ ORDER = {
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": """
-        ir permutation < analysis plan < exchange rounds < schedule transforms
+        ir permutation < analysis plan < exchange < rounds < schedule transforms
         < capture cost execute""",
     "dag/schedule": """
         filled orders < schedule < flow < convert_plan convert_report replay
@@ -73,7 +73,7 @@ ORDER = {
         < keeping options rates run_links step < reports rounds weights_export
         < part < assignment attachment < drain part_events < machine""",
     "peer/rounds": """
-        coding local < methods < part_algebra < algebra gathered < attempt tensors
+        coding local < methods < part_algebra < algebra client_rows < attempt tensors
         < client_tensors round_frames < work""",
     "peer/data": """
         manifest paced < columns_of_files file_types sample_keys sampler < array_files reader

@@ -29,7 +29,7 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.dag.rounds.vector import PIECE, Span
-from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, Giver, port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, port_of
 from shoal.dag.schedule.flow import Role
 from shoal.job.sync import AUDIT
 from shoal.net.identity.authority import Authority
@@ -170,7 +170,7 @@ def receipts(members: int, elements: int) -> Iterator[Figure]:
             for name in names[1:]:
                 comes(GIVE, part, name)
             heard = timed(
-                "check", partial(mine.heard, part, [(Giver(PeerId(n), 1), 1) for n in names])
+                "check", partial(mine.heard, part, [((GIVE, PeerId(n)), 1) for n in names])
             )
             timed("sign", partial(mine.sign, RESULT, part, 0, [held], heard))
             key = key._replace(hop=RESULT)
@@ -213,7 +213,7 @@ def audits(members: int, elements: int) -> Iterator[Figure]:
                 mine.keep(key, part, receipt)
                 sent += held.nbytes + len(frame.codec_header)
             timed("add", partial(total.add, values, 1))
-        heard = mine.heard(part, [(Giver(name, 1), 1) for name in names])
+        heard = mine.heard(part, [((GIVE, name), 1) for name in names])
         made = memoryview(timed("add", total.mean).numpy().tobytes())
         timed("check", partial(mine.sign, RESULT, part, 0, [made], heard))
     yield from (

@@ -203,9 +203,7 @@ def _send(
     number: int,
 ) -> None:
     for peer, device in devices.items():
-        for part, to, _ in wired[peer].gives if hop == GIVE else wired[peer].results:
-            if to == peer:
-                continue
+        for part, to in [f[1:3] for f in wired[peer].goes if f[0] == hop]:
             key = FrameKey("r", 1, number, Role.ROUND, 0, hop, port_of(part), peer, to)
             with record_function(f"peer {peer} gives"):
                 payload = device.payload(key)

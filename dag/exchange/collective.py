@@ -38,6 +38,8 @@ class Hop(NamedTuple):
     """Whether they are results; else parts, to be added up."""
     part: int = 0
     """Which of several of its own a participant gives: its place among the participants."""
+    weight: int = 1
+    """What a part counts for in a sum between replicas; in a step all count alike."""
 
 
 class Members(NamedTuple):

@@ -13,26 +13,37 @@ of a part as it weighs, and a frame has some of them, a *block* (its number as t
 
 Peers of a place may give to one of them, who adds up theirs and gives the sum to who adds up all;
 the result comes the same way. So of a place with m peers two frames of a part cross slow links in
-place of 2·m, and sums have no order (`sums.py`), so their bits are the same.
+place of 2·m, and sums have no order (`sums.py`), so their bits are the same. It is a collective of
+one shard for each part, whose phases (`dag/exchange/collective.py`) are
+
+    0  members give       1  places add up        2  who adds up all makes the result
+                          3  places pass it on    4  members take it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ...proto import broker_pb2
+from ..exchange.collective import Hop
 from ..plan.plan import PeerId
 from .vector import PIECE, RunVector, Span
 
 __all__ = [
+    "ALL",
     "AUDIT",
     "GATHER",
     "GIVE",
+    "NEAR",
+    "PASSED",
     "RESULT",
+    "TAKEN",
     "UNDIVIDED",
     "VERSION",
+    "At",
     "Claims",
     "Giver",
     "Place",
@@ -43,6 +54,7 @@ __all__ = [
     "VectorSegment",
     "blocks_of",
     "claims_due",
+    "kind_of",
     "port_of",
     "segment_of",
     "segments_of",
@@ -52,6 +64,8 @@ __all__ = [
 
 GIVE, RESULT, VERSION, AUDIT, GATHER = 0, 1, 2, 3, 4
 """Hops of frames, as above."""
+NEAR, ALL, PASSED, TAKEN = 1, 2, 3, 4
+"""Phases in which something is taken, as above."""
 UNDIVIDED = 1 << 16
 """Elements that are added up by one peer, however many there are: 256 KB in fp32; those of a part,
 where these are fewer."""
@@ -60,12 +74,16 @@ Signed = tuple[int, PeerId]
 """Hop and signer of what is sent."""
 
 
+def kind_of(hop: Hop) -> int:
+    """Return which hop of frames it is."""
+    return RESULT if hop.total else GATHER if hop.given else GIVE
+
+
 class Giver(NamedTuple):
-    """hop: of what comes from this peer, its contribution or the sum of its place."""
+    """weight: of a contribution."""
 
     peer: PeerId
     weight: int
-    hop: int = GIVE
 
 
 class Place(NamedTuple):
@@ -84,7 +102,7 @@ class Claims(NamedTuple):
     got: list[Signed]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VectorSegment:
     """As `RoundSegment` of the wire. versions: (source, destination)."""
 
@@ -95,46 +113,54 @@ class VectorSegment:
     versions: tuple[tuple[PeerId, PeerId], ...] = ()
     places: tuple[Place, ...] = ()
 
-    @property
-    def added(self) -> tuple[Giver, ...]:
-        """Givers of what is added up to all: of a place its sum, in place of its first giver."""
-        by = {peer: place for place in self.places for peer in place.givers}
-        found: dict[PeerId, Giver] = {}
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """The messages of a part, as far as they are known: a place's sum is added up in the place
+        of its first giver."""
+        return (*self._sums(), *self._results())
+
+    def _sums(self) -> Iterator[Hop]:
+        near, by = {p: place for place in self.places for p in place.givers}, self.aggregator
+        told = set[Place]()
         for giver in self.givers:
-            place = by.get(giver.peer)
+            place = near.get(giver.peer)
             if place is None:
-                found[giver.peer] = giver
+                yield Hop(0, ALL, giver.peer, by, weight=giver.weight)
+            elif place not in told:
+                told.add(place)
+                inside = [g for g in self.givers if g.peer in place.givers]
+                weight = sum(g.weight for g in inside)
+                yield Hop(NEAR, ALL, place.gatherer, by, weight=weight)
+                for near_by in inside:
+                    yield Hop(0, NEAR, near_by.peer, place.gatherer, weight=near_by.weight)
+
+    def _results(self) -> Iterator[Hop]:
+        near = {p: place.gatherer for place in self.places for p in place.takers}
+        passing = {place.gatherer for place in self.places if {*place.takers} - {place.gatherer}}
+        for taker in self.takers:
+            if taker in passing:
+                yield Hop(ALL, PASSED, self.aggregator, taker, total=True)
+                yield Hop(PASSED, TAKEN, taker, taker, total=True)
+            elif near.get(taker, taker) == taker:
+                yield Hop(ALL, TAKEN, self.aggregator, taker, total=True)
             else:
-                at = place.gatherer
-                weight = giver.weight + (found[at].weight if at in found else 0)
-                found[at] = Giver(at, weight, GATHER)
-        return tuple(found.values())
-
-    def gathered(self, place: Place) -> tuple[Giver, ...]:
-        """The givers of a place."""
-        return tuple(g for g in self.givers if g.peer in place.givers)
-
-    def gives_to(self, peer: PeerId) -> PeerId:
-        """To whom a giver gives."""
-        return next((p.gatherer for p in self.places if peer in p.givers), self.aggregator)
+                yield Hop(PASSED, TAKEN, near[taker], taker, total=True)
 
     def takes_from(self, peer: PeerId) -> PeerId:
         """From whom the result comes to a taker."""
-        near = (p.gatherer for p in self.places if peer in p.takers and peer != p.gatherer)
-        return next(near, self.aggregator)
+        sources = (h.source for h in self.hops if h.total and h.destination == peer)
+        return next(sources, self.aggregator)
 
     # ------------------------------------------------------------ what can be said of it
 
     def claims(self, peer: PeerId) -> Claims:
         """Return what a peer, which knows of it what it has to, can tell of it."""
-        gave = [(GIVE, peer)] if any(g.peer == peer for g in self.givers) else []
-        heard = [(g.hop, g.peer) for g in self.added] if self.aggregator == peer else []
-        for place in self.places:
-            if place.gatherer == peer:
-                gave.append((GATHER, peer))
-                heard += [(GIVE, g.peer) for g in self.gathered(place)]
+        parts = [h for h in self.hops if not h.total]
+        gave = sorted({(kind_of(h), peer) for h in parts if h.source == peer})
+        heard = [h for h in parts if h.destination == peer]
+        heard.sort(key=lambda h: -h.taken)
         got = [(RESULT, self.aggregator)] if peer in self.takers else []
-        return Claims(gave, heard, got)
+        return Claims(gave, [(kind_of(h), h.source) for h in heard], got)
 
     @property
     def again(self) -> list[Signed]:
@@ -179,6 +205,8 @@ class Share(NamedTuple):
 
 RoundFrame = tuple[int, Span, PeerId, int]
 """Hop, part, the other peer of a frame, and its block."""
+At = tuple[Span, PeerId, int]
+"""Where something is given or taken: part, member, and phase."""
 
 
 def blocks_of(part: Span, rows: int) -> list[range]:
@@ -190,67 +218,64 @@ def blocks_of(part: Span, rows: int) -> list[range]:
 
 @dataclass
 class RoundWiring:
-    """All of one peer. Shares with itself are in `gives` and `takes`, and make no frame.
+    """All of one peer. What it gives to itself makes no frame.
 
-    gives: contributions, and who adds them up. adds: parts that it adds up, of whom; gathers: sums
-    of places that it makes, by part, who is to give each, and of whom it is. sums: those that it
-    gives, and to whom. results: to whom each goes. takes: results, and from whom; adders: who has
-    made them. sends, gets: versions. weights: of givers, as far as it knows them. by_client: as in
-    RoundPlan; then results are made of all that comes, and none before.
+    takes, gives: by part, member and phase. The member is the peer; where sums are made `again`, it
+    does as well what others did behind their giving. adders: who adds up all of a part. sends,
+    gets: versions. by_client: as in RoundPlan; then results are made of all that comes, and none
+    before.
     """
 
-    gives: list[Share] = field(default_factory=list)
-    adds: dict[Span, tuple[Giver, ...]] = field(default_factory=dict)
-    gathers: dict[Span, dict[PeerId, tuple[Giver, ...]]] = field(default_factory=dict)
-    sums: list[Share] = field(default_factory=list)
+    takes: dict[At, list[Hop]] = field(default_factory=dict)
+    gives: dict[At, list[Hop]] = field(default_factory=dict)
     adders: dict[Span, PeerId] = field(default_factory=dict)
-    results: list[Share] = field(default_factory=list)
-    takes: list[Share] = field(default_factory=list)
     sends: list[Share] = field(default_factory=list)
     gets: list[Share] = field(default_factory=list)
-    weights: dict[PeerId, int] = field(default_factory=dict)
     by_client: bool = False
+    again: bool = False
 
-    def comes(self, peer: PeerId) -> set[RoundFrame]:
-        """Return the frames that come to `peer`, whose wiring this is, each by its source."""
-        found = {
-            (g.hop, part, g.peer, block)
-            for part in dict.fromkeys((*self.adds, *self.gathers))
-            for g in self.heard(part)
-            for block, _ in enumerate(self.blocks(part, g.peer))
-        }
-        found |= {(RESULT, *s) for s in self.takes} | {(VERSION, *s) for s in self.gets}
-        return {frame for frame in found if frame[2] != peer}
+    def given_here(self, part: Span, hop: Hop) -> bool:
+        """Whether what is taken here is given here as well."""
+        return (part, hop.source, hop.given) in self.gives
 
-    def heard(self, part: Span) -> list[Giver]:
-        """Return of whom something comes that is added up here, be it to the sum of a place; the
-        sums of places that are made here come from nobody."""
-        made = self.gathers.get(part, {})
-        far = [g for g in self.adds.get(part, ()) if g.hop == GIVE or g.peer not in made]
-        return [*far, *(g for givers in made.values() for g in givers)]
+    def taken_here(self, part: Span, hop: Hop) -> bool:
+        """Whether what is given here is taken here as well."""
+        return (part, hop.destination, hop.taken) in self.takes
 
-    def blocks(self, part: Span, giver: PeerId) -> list[range]:
-        """Return which rows of a giver, one that it knows, are in each frame of a part."""
-        return blocks_of(part, self.weights[giver] if self.by_client else 1)
+    def blocks(self, part: Span, hop: Hop) -> list[range]:
+        """Return which rows of a giver are in each frame of a part."""
+        return blocks_of(part, hop.weight if self.by_client and not hop.total else 1)
 
-    def goes(self) -> set[RoundFrame]:
-        """Return the frames that leave, each by its destination."""
-        hops = (
-            (GIVE, self.gives),
-            (GATHER, self.sums),
-            (RESULT, self.results),
-            (VERSION, self.sends),
-        )
-        return {(hop, *share) for hop, shares in hops for share in shares}
+    @cached_property
+    def comes(self) -> dict[RoundFrame, Hop | None]:
+        """The frames that come, each by its source; None: of a version."""
+        far = [(at[0], h) for at, of in self.takes.items() for h in of]
+        far = [(part, h) for part, h in far if not self.given_here(part, h)]
+        parts = {f: h for part, h in far for f in self._frames(part, h, h.source)}
+        return parts | dict.fromkeys((VERSION, *s) for s in self.gets)
+
+    @cached_property
+    def goes(self) -> dict[RoundFrame, Hop | None]:
+        """The frames that leave, each by its destination; None: of a version."""
+        far = [(at[0], h) for at, of in self.gives.items() for h in of]
+        far = [(part, h) for part, h in far if not self.taken_here(part, h)]
+        parts = {f: h for part, h in far for f in self._frames(part, h, h.destination)}
+        return parts | dict.fromkeys((VERSION, *s) for s in self.sends)
+
+    def _frames(self, part: Span, hop: Hop, other: PeerId) -> Iterator[RoundFrame]:
+        for block, _ in enumerate(self.blocks(part, hop)):
+            yield kind_of(hop), part, other, block
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
-        """Return the members that it exchanges frames with, itself perhaps among them, in order of
-        first use."""
-        shares = (*self.gives, *self.sums, *self.results, *self.takes, *self.sends, *self.gets)
-        near = (givers for made in self.gathers.values() for givers in made.values())
-        added = (g.peer for givers in (*self.adds.values(), *near) for g in givers)
-        return tuple(dict.fromkeys((*(s.peer for s in shares), *added)))
+        """Return the members that it exchanges frames with, in order of first use."""
+
+        def of(frames: Iterable[RoundFrame], *kinds: int) -> list[PeerId]:
+            return [f[2] for kind in kinds for f in frames if f[0] == kind]
+
+        goes, comes = self.goes, self.comes
+        near = (*of(goes, GIVE, GATHER, RESULT), *of(comes, RESULT), *of(goes, VERSION))
+        return tuple(dict.fromkeys((*near, *of(comes, VERSION, GIVE, GATHER))))
 
 
 def wiring(
@@ -266,31 +291,24 @@ def wiring(
     """What `peer` does, by the segments that name it. Of the fragment (0: all) contributions are
     added up; versions are given whole. `by_client`: as in RoundPlan; `most`: what its `part` is.
     `again`: contributions go to who adds up all, who makes the sums of places as well."""
-    found, spans = RoundWiring(by_client=by_client), vector.spans(fragment)
+    found = RoundWiring(by_client=by_client, again=again)
+    spans = vector.spans(fragment)
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
-        found.weights |= {g.peer: g.weight for g in segment.givers}
-        near = [p for p in segment.places if (by if again else p.gatherer) == peer]
-        to = by if again else segment.gives_to(peer)
-        via = segment.takes_from(peer)
-        passed = {t for place in segment.places for t in place.takers if t != place.gatherer}
-        takers = [t for t in segment.takers if t not in passed] if by == peer else []
-        takers = [*takers, *(t for place in near for t in place.takers if not again)]
+        hops = segment.hops if segment.givers or by != peer else ()
+        if again and by == peer:
+            hops = tuple(h for h in hops if not h.total)
+        elif again:  # contributions, straight to it
+            hops = tuple(h._replace(destination=by, taken=ALL) for h in hops if not h.given)
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
         for part in (p for span in inside for p in vector.parts(*span, most)):
-            if any(giver.peer == peer for giver in segment.givers):
-                blocks = found.blocks(part, peer)
-                found.gives += (Share(part, to, block) for block, _ in enumerate(blocks))
-            for place in near:
-                made = found.gathers.setdefault(part, {})
-                made[place.gatherer] = segment.gathered(place)
-                found.sums += () if again else (Share(part, by),)
-            if by == peer and segment.givers:
-                found.adds[part] = segment.added
-            found.results += (Share(part, t) for t in takers if t != peer and segment.givers)
-            if peer in segment.takers:
-                found.takes.append(Share(part, via))
-                found.adders[part] = by
+            for hop in hops:
+                if peer == (by if again else hop.destination):
+                    found.takes.setdefault((part, hop.destination, hop.taken), []).append(hop)
+                    found.adders[part] = by
+                if peer == (by if again and hop.given else hop.source):
+                    found.gives.setdefault((part, hop.source, hop.given), []).append(hop)
+                    found.adders[part] = by
         for part in vector.parts(start, stop, most) if segment.versions else ():
             for source, destination in segment.versions:
                 if source == peer:

@@ -144,7 +144,7 @@ class RoundFrames(Generic[V]):
         if key.hop == GIVE:
             buffers = attempt.given.get((part, key.microbatch))
         elif key.hop in (GATHER, RESULT):
-            buffers = attempt.summed(key.hop, part)
+            buffers = attempt.passed_on(key, part)
         elif attempt.applied:  # what was made is the version once the round is over
             made = self._entries.of_part(part, lambda e: e.applied or e.version)
             buffers = self._algebra.whole(part, made, coding)

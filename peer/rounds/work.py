@@ -206,10 +206,9 @@ class RoundWork(Generic[V]):
         self.frames.join(attempt)
 
     def exchange(self) -> RoundResult:
-        """Encodes what it gives, and adds that where it adds up itself: as others will read it, so
-        that it makes no difference who adds up."""
+        """Takes what came early, and gives."""
         attempt, dealt = self._joined, None
-        if self._masks is not None and attempt.wiring.gives:
+        if self._masks is not None and any(attempt.gifts()):
             try:
                 dealt = self._masks.deal(attempt.plan)
             except SecureSumError as error:
@@ -219,20 +218,17 @@ class RoundWork(Generic[V]):
                 self.frames.accept(arrived)
             except ValueError as error:
                 return RoundResult(code="refused", why=str(error))
-        for part, by, block in attempt.wiring.gives:
+        for part, hop, block in attempt.gifts():
             try:
                 mine = self.entries.of_part(part, lambda e: e.given)
             except KeyError as lacks:
                 return _missing(f"no contribution of {lacks.args[0]} was taken down here")
             try:
-                given = attempt.give(part, mine, block)
+                attempt.give(part, hop, block, mine)
             except LargeContributionError as error:
                 return RoundResult(code="overflow", why=str(error))
             except TensorSpecError as error:
                 return _missing(str(error))
-            attempt.given[part, block] = given.buffers
-            if by == self.peer:
-                attempt.add(part, self.peer, given, block)
         return RoundResult(masks=dealt)
 
     def unmask(self) -> RoundResult:

@@ -20,7 +20,6 @@ from ...dag.rounds.wiring import (
     GATHER,
     GIVE,
     RESULT,
-    Giver,
     Signed,
     VectorSegment,
     segments_of,
@@ -47,16 +46,13 @@ from ...proto.broker_pb2 import (
 
 __all__ = ["AttemptReceipts", "ReceiptsOf"]
 
-_Of = tuple[int, PeerId]
-"""Hop and signer."""
-
 
 class AttemptReceipts:
     """Receipts of the attempt that `plan` is of, in a run. For any thread."""
 
     def __init__(self, identity: MemberIdentity, run: str, plan: RoundPlan) -> None:
         self._identity, self._run, self._plan = identity, run, plan
-        self._kept = defaultdict[_Of, dict[tuple[Span, int], SignedStatement]](dict)
+        self._kept = defaultdict[Signed, dict[tuple[Span, int], SignedStatement]](dict)
         """By part and block."""
         self._deduced = defaultdict[PeerId, dict[Span, SignedStatement]](dict)
         """What honest gatherers of places sign for sums that are added up again here, by part."""
@@ -138,14 +134,14 @@ class AttemptReceipts:
         of = self._kept[key.hop, signer or PeerId(key.source)]
         of.setdefault((part, key.microbatch), receipt)
 
-    def heard(self, part: Span, givers: Iterable[tuple[Giver, int]]) -> bytes:
-        """Return the hash of the receipts of all that is added up of a part. `givers`: with the
-        blocks that each gives."""
+    def heard(self, part: Span, addends: Iterable[tuple[Signed, int]]) -> bytes:
+        """Return the hash of the receipts of all that is added up of a part. `addends`: with the
+        blocks that each has."""
         found = hashlib.sha256()
-        for giver, blocks in givers:
-            deduced = self._deduced.get(giver.peer, {}) if giver.hop == GATHER else {}
+        for (hop, by), blocks in addends:
+            deduced = self._deduced.get(by, {}) if hop == GATHER else {}
             for block in range(blocks):
-                kept = self._kept[giver.hop, giver.peer]
+                kept = self._kept[hop, by]
                 said = deduced[part] if part in deduced else kept[part, block]
                 found.update(hashlib.sha256(said.statement).digest())
         return found.digest()

@@ -229,7 +229,10 @@ def tied_twice() -> Iterator[None]:
 
     def once_more(taken: Any, space: Any) -> Any:
         tied = any(hop.part for hop, _ in taken) and not isinstance(space, _Scores)
-        return pass_on([*taken, taken[0]] if tied else taken, space)
+        if tied:
+            hop, value = taken[0]
+            taken = [*taken, (hop._replace(weight=2), value)]
+        return pass_on(taken, space)
 
     with patch.object(engine, "pass_on", once_more):
         yield

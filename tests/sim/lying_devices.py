@@ -11,7 +11,7 @@ import torch
 
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.vector import Span
-from shoal.dag.rounds.wiring import AUDIT, GATHER, GIVE, RESULT
+from shoal.dag.rounds.wiring import ALL, AUDIT, GATHER, GIVE, NEAR, RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, data_hash, read_receipt
 from shoal.net.identity.statements import signed
@@ -72,9 +72,10 @@ class _Liar(_Signing):
         """Whether the sum of a part is made a wrong one."""
         lie, attempt = self.lie, self.rounds.frames.attempt
         assert attempt is not None
-        bends = plan.round >= lie.first and (part in attempt.wiring.adds) == (lie.kind == "wrong")
+        adds = any(at[0] == part and at[2] == ALL for at in attempt.wiring.takes)
+        bends = plan.round >= lie.first and adds == (lie.kind == "wrong")
         if lie.kind == "agrees":
-            bends &= dict((part, by) for part, by, _ in attempt.wiring.takes)[part] in lie.to
+            bends &= attempt.wiring.adders[part] in lie.to
         lie.told += bends
         return bends
 
@@ -97,7 +98,8 @@ class _Liar(_Signing):
         def written_sum(part: Span, total: torch.Tensor, coding: Any) -> Any:
             attempt = self.rounds.frames.attempt
             assert attempt is not None
-            if attempt.plan.round >= self.lie.first and part in attempt.wiring.gathers:
+            gathers = any(at[0] == part and at[2] == NEAR for at in attempt.wiring.takes)
+            if attempt.plan.round >= self.lie.first and gathers:
                 self.lie.told += 1
                 total = (total.view(torch.int64) + (1 << 30)).view(torch.float32)
             return honest(part, total, coding)

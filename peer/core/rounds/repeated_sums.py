@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector
-from ....dag.rounds.wiring import AUDIT, RoundFrame, Share, segments_of, wiring
+from ....dag.rounds.wiring import AUDIT, GIVE, RoundFrame, Share, segments_of, wiring
 from ....proto import broker_pb2
 from .. import events as e
 
@@ -28,8 +28,8 @@ class RepeatedSums:
         self.order, self._replica, self._term = order, replica, term
         segments, most = segments_of(order), plan.part
         self.wiring = wiring(vector, segments, peer, plan.fragment, again=True, most=most)
-        self.gives: list[Share] = [s for s in self.wiring.gives if s.peer != peer]
-        self.unshown: set[RoundFrame] = {(AUDIT, *f[1:]) for f in self.wiring.comes(peer)}
+        self.gives = [Share(*f[1:]) for f in self.wiring.goes if f[0] == GIVE]
+        self.unshown: set[RoundFrame] = {(AUDIT, *f[1:]) for f in self.wiring.comes}
         self.adds = any(s.aggregator == peer for s in order.segments)
         """Whether this peer adds up again, be it a segment that has no part."""
 

@@ -24,14 +24,16 @@ from collections.abc import Collection, Iterable, Iterator
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
 from ....dag.rounds.wiring import (
+    ALL,
     AUDIT,
     GATHER,
     GIVE,
     RESULT,
     VERSION,
+    At,
     RoundFrame,
     RoundWiring,
-    Share,
+    kind_of,
     port_of,
     segments_of,
     span_of,
@@ -125,7 +127,7 @@ class RoundExchange:
     def shows(self) -> list[e.Instruction]:
         """Send contributions to who adds up again, and take those that came early."""
         assert self.again is not None, "nothing is added up again"
-        return [*self._send(self._key(AUDIT, s) for s in self.again.gives), *self._take_early()]
+        return [*self._send(self._key(AUDIT, *s) for s in self.again.gives), *self._take_early()]
 
     def _take_early(self) -> list[e.Instruction]:
         early, self._early = self._early, {}
@@ -133,23 +135,20 @@ class RoundExchange:
 
     def joins(self) -> None:
         """The device hears of it."""
-        self._awaited = self.wiring.comes(self._peer)
+        self._awaited = {*self.wiring.comes}
 
     def begins(self) -> list[e.Instruction]:
         """Send what is given, and take frames, those too that came early."""
         self.begun = True
-        me = self._peer
-        keys = [self._key(GIVE, s) for s in self.wiring.gives if s.peer != me]
+        keys = [self._key(*frame) for frame in self.wiring.goes if frame[0] == GIVE]
         self._leaving = {*keys} if self._together else set()
-        out = self._send(keys)
-        parts = dict.fromkeys((*self.wiring.adds, *(s.part for s in self.wiring.sums)))
-        alone = [part for part in parts if self._is_summed(part)]
-        return [*out, *self._take_early(), *(i for part in alone for i in self._summed(part))]
+        out, alone = self._send(keys), [at for at in self.wiring.takes if self._is_made(at)]
+        return [*out, *self._take_early(), *(i for at in alone for i in self._goes_on(at))]
 
     def made(self, found: e.RoundResult) -> list[e.Instruction]:
         """The version is made, and goes to those who take it whole."""
         self._made = found
-        return self._send([self._key(VERSION, s) for s in self.wiring.sends])
+        return self._send(self._key(VERSION, *s) for s in self.wiring.sends)
 
     def tells(self) -> Iterator[e.RoundResult]:
         """Yield what the version came to, once, when the bytes of all that was sent are known:
@@ -192,14 +191,7 @@ class RoundExchange:
         if not self._leaving:
             return []
         self._leaving = set()
-        parts = self.wiring.adds if self._together and self.begun else ()
-        return [i for part in parts if self._is_summed(part) for i in self._summed(part)]
-
-    def _is_summed(self, part: Span) -> bool:
-        if self._all_at_once:
-            return not self._leaving and not any(hop == GIVE for hop, *_ in self._awaited)
-        givers = self.wiring.heard(part)
-        return not any((g.hop, part, g.peer, 0) in self._awaited for g in givers)
+        return self._all_results() if self._together and self.begun else []
 
     @property
     def _together(self) -> bool:
@@ -210,14 +202,23 @@ class RoundExchange:
         """Whether results of all parts go out together."""
         return self.wiring.by_client or self._together
 
-    def _summed(self, part: Span) -> list[e.Instruction]:
-        """All of a part that is added up here has come."""
-        if part in self.wiring.adds:
-            return self._results(part)
-        return self._send(self._key(GATHER, s) for s in self.wiring.sums if s.part == part)
+    def _is_made(self, at: At) -> bool:
+        """Whether all came that is taken of a part in a phase."""
+        part, _, phase = at
+        if phase == ALL and self._all_at_once:
+            return not self._leaving and not any(hop == GIVE for hop, *_ in self._awaited)
+        frames = ((kind_of(h), part, h.source, 0) for h in self.wiring.takes.get(at, ()))
+        return self._awaited.isdisjoint(frames)
 
-    def _results(self, part: Span) -> list[e.Instruction]:
-        return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
+    def _goes_on(self, at: At) -> list[e.Instruction]:
+        """Send what is made of all that is taken of a part in a phase."""
+        part, wiring = at[0], self.wiring
+        far = [h for h in wiring.gives.get(at, ()) if not wiring.taken_here(part, h)]
+        return self._send(self._key(kind_of(h), part, h.destination) for h in far)
+
+    def _all_results(self) -> list[e.Instruction]:
+        ready = [at for at in self.wiring.takes if at[2] == ALL and self._is_made(at)]
+        return [i for at in ready for i in self._goes_on(at)]
 
     def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
         found = [e.SendFrame(key) for key in keys]
@@ -242,7 +243,7 @@ class RoundExchange:
         if key not in self._leaving:
             return []
         self._leaving.discard(key)
-        return [i for part in self.wiring.adds if self._is_summed(part) for i in self._summed(part)]
+        return self._all_results()
 
     def _is_given(self, key: FrameKey) -> bool:
         """Whether a frame is of the contribution to the present attempt."""
@@ -256,13 +257,10 @@ class RoundExchange:
         began_s, ended_s = self._gave
         return ended_s - began_s if math.isfinite(began_s) else 0.0
 
-    def _key(self, hop: int, share: Share) -> FrameKey:
+    def _key(self, hop: int, part: Span, peer: PeerId, block: int = 0) -> FrameKey:
         assert self.plan is not None
-        number, port = self.plan.round, port_of(share.part)
-        return FrameKey(
-            *(self._run, self.attempt, number, Role.ROUND, share.block, hop, port),
-            *(self._peer, share.peer),
-        )
+        at = self._run, self.attempt, self.plan.round, Role.ROUND, block
+        return FrameKey(*at, hop, port_of(part), self._peer, peer)
 
     def expects(self, key: FrameKey) -> bool:
         """Whether a frame is one of the present attempt that has not come yet."""
@@ -293,17 +291,17 @@ class RoundExchange:
                 return []
             self.late += 1
             return [e.Release(key)]
-        part = span_of(key.port)
-        self._awaited.discard(self._frame(key))
+        frame, out = self._frame(key), list[e.Instruction]([e.Release(key, taken=True)])
+        self._awaited.discard(frame)
         if self.again is not None:
-            self.again.unshown.discard(self._frame(key))
-        out: list[e.Instruction] = [e.Release(key, taken=True)]
-        if key.hop == RESULT and self.wiring.sums:
-            return out + self._results(part)
-        if key.hop in (GIVE, GATHER) and self._is_summed(part):
-            for done in self.wiring.adds if self._all_at_once else (part,):
-                out += self._summed(done)
-        return out
+            self.again.unshown.discard(frame)
+        hop, (_, part, *_) = self.wiring.comes.get(frame), frame
+        if hop is None:
+            return out
+        if hop.taken == ALL and self._all_at_once:
+            return out + self._all_results()
+        at = part, self._peer, hop.taken
+        return out + self._goes_on(at) if self._is_made(at) else out
 
     # ------------------------------------------------------------ waits
 

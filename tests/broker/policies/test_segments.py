@@ -15,7 +15,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.rounds.vector import Entry, RunVector, part_elements
-from shoal.dag.rounds.wiring import claims_due, segment_of, wiring
+from shoal.dag.rounds.wiring import ALL, claims_due, segment_of, wiring
 from shoal.net.identity.receipts import MOST_RECEIPTS
 from shoal.proto.broker_pb2 import RoundPlan
 
@@ -193,13 +193,13 @@ def test_of_a_place_one_is_between_the_others_and_who_adds_up(
             assert {*place.takers} <= taken
             [at] = {places[p] for p in (*place.givers, *place.takers)}
             assert at != places.get(s.aggregator)
-        assert sum(g.weight for g in s.added) == sum(g.weight for g in s.givers)
+        assert sum(h.weight for h in s.hops if h.taken == ALL) == sum(g.weight for g in s.givers)
     vector = RunVector([Entry("param:w", TensorSpec((ELEMENTS,), "float32"), 0, 0)])
     told = sliced(found)
     for peer in peers:
         mine = wiring(vector, map(segment_of, told.get(peer, [])), peer)
         whole = wiring(vector, found, peer)
-        assert (mine.comes(peer), mine.goes()) == (whole.comes(peer), whole.goes())
+        assert (mine.comes, mine.goes) == (whole.comes, whole.goes)
         assert mine.adders == whole.adders
 
 

@@ -13,7 +13,18 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds import wiring as of_wiring
 from shoal.dag.rounds.vector import PIECE, Entry, RunVector, part_elements
-from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, span_of, wiring
+from shoal.dag.rounds.wiring import (
+    GATHER,
+    GIVE,
+    RESULT,
+    Giver,
+    Place,
+    VectorSegment,
+    kind_of,
+    port_of,
+    span_of,
+    wiring,
+)
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)
@@ -149,27 +160,42 @@ def test_what_one_gives_another_adds(sizes, most, data):
     ]
     with patch.object(of_rounds, "PIECE", most), patch.object(of_wiring, "PIECE", most):
         each = {p: wiring(vector, segments, p, by_client=by_client) for p in peers}
-        given = {(s.part, p, s.peer) for p, w in each.items() for s in w.gives}
-        added = {
-            (part, g.peer, p) for p, w in each.items() for part, gs in w.adds.items() for g in gs
-        }
-        assert given == added
-        passed = {(s.part, p, s.peer) for p, w in each.items() for s in w.results}
-        taken = {(s.part, s.peer, p) for p, w in each.items() for s in w.takes}
-        adds = {(part, p) for p, w in each.items() for part in w.adds}
-        assert passed == {(part, a, b) for part, a, b in taken if a != b and (part, a) in adds}
+        given = {(part, hop) for w in each.values() for part, hop in hops(w.gives, GIVE)}
+        assert given == {(part, hop) for w in each.values() for part, hop in hops(w.takes, GIVE)}
+        passed = {(part, hop) for w in each.values() for part, hop in hops(w.gives, RESULT)}
+        taken = {(part, hop) for w in each.values() for part, hop in hops(w.takes, RESULT)}
+        adds = {(part, hop.destination) for part, hop in given}
+        assert passed == {(part, hop) for part, hop in taken if (part, hop.source) in adds}
         sent = sorted((s.part, p, s.peer) for p, w in each.items() for s in w.sends)
         assert sent == sorted((s.part, s.peer, p) for p, w in each.items() for s in w.gets)
-        comes = {(hop, part, q, p, b) for p, w in each.items() for hop, part, q, b in w.comes(p)}
-        goes = {
-            (hop, part, p, q, b) for p, w in each.items() for hop, part, q, b in w.goes() if p != q
-        }
+        comes = {(hop, part, q, p, b) for p, w in each.items() for hop, part, q, b in w.comes}
+        goes = {(hop, part, p, q, b) for p, w in each.items() for hop, part, q, b in w.goes}
         assert goes == {f for f in comes if f[0] != RESULT or f[1:3] in adds}
-        gives = {(part, p) for hop, part, p, *_ in goes if hop == GIVE and by_client}
-        for (start, stop), p in gives:
-            blocks = each[p].blocks((start, stop), p)
-            assert [i for rows in blocks for i in rows] == [*range(weights[p])]
+        for (start, stop), hop in given if by_client else ():
+            blocks = each[hop.source].blocks((start, stop), hop)
+            assert [i for rows in blocks for i in rows] == [*range(weights[hop.source])]
             assert all(len(rows) == 1 or len(rows) * (stop - start) <= most for rows in blocks)
+
+
+def hops(of, kind):
+    return [(part, hop) for (part, *_), some in of.items() for hop in some if kind_of(hop) == kind]
+
+
+def test_several_may_add_up_one_segment_again_and_each_gets_all_of_it():
+    """Be it who gathered a place at first, and is given what it gives itself."""
+    vector, givers = vector_of([40]), tuple(Giver(p, 1) for p in "abcd")
+    places = (Place("b", ("b", "c")),)
+    order = [VectorSegment((0, 40), by, givers, places=places) for by in ("b", "c", "d")]
+    each = {p: wiring(vector, order, p, again=True) for p in "abcd"}
+    assert {p: {to for _, _, to, _ in w.goes} for p, w in each.items()} == {
+        **{"a": {"b", "c", "d"}, "b": {"c", "d"}, "c": {"b", "d"}, "d": {"b", "c"}}
+    }
+    assert {p: {by for _, _, by, _ in w.comes} for p, w in each.items()} == {
+        **{"a": set(), "b": {"a", "c", "d"}, "c": {"a", "b", "d"}, "d": {"a", "b", "c"}}
+    }
+    for p in "bcd":
+        sums = {kind: [h.source for _, h in hops(each[p].takes, kind)] for kind in (GIVE, GATHER)}
+        assert sums == {GIVE: ["a", "d", "b", "c"], GATHER: ["b"]}
 
 
 blocks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), min_size=1, max_size=12)
@@ -190,7 +216,7 @@ def test_fragments_have_each_piece_once_wherever_it_is_added_up(named, most, dat
     with patch.object(of_rounds, "PIECE", most):
         found = []
         for fragment in range(1, count + 1):
-            parts = [s.part for s in wiring(vector, segments, "a", fragment).gives]
+            parts = [part for part, _ in hops(wiring(vector, segments, "a", fragment).gives, GIVE)]
             pieces = pieces_of(vector, parts)
             there = {value.split(".")[1] if "h." in value else "0" for value, *_ in pieces}
             assert {int(b) % count for b in there} <= {fragment - 1}

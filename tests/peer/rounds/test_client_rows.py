@@ -63,7 +63,8 @@ def attempts(aggregate="median"):
 
 def give(attempt, rows, block=0):
     mine = [(p, rows[:, p.entry.start : p.entry.stop]) for p in VECTOR.pieces(WHOLE)]
-    return attempt.give(WHOLE, mine, block)
+    [hop] = {hop for _, hop, _ in attempt.gifts()}
+    return attempt.give(WHOLE, hop, block, mine)
 
 
 def frame(attempt, rows, block=0, **changes):
@@ -80,17 +81,17 @@ def test_of_each_element_the_middle_one_of_all_clients(monkeypatch, frames):
     if frames > 1:
         monkeypatch.setattr(of_wiring, "PIECE", 13)
     a, b, rows = attempts()
-    assert len(b.wiring.gives) == frames
+    assert len([*b.gifts()]) == frames
     for block in reversed(range(frames)):
         came = frame(b, rows[2:], block)
         assert a.comes(came.key) == WHOLE
         assert came.data.nbytes <= a.coding(came.key, WHOLE).most_bytes(WHOLE)
         a.take(WHOLE, came)
         a.take(WHOLE, came)  # a second one has no effect
-    assert a.result(WHOLE) is None, "its own are not there yet"
-    for _, _, block in a.wiring.gives:
-        a.add(WHOLE, "a", give(a, rows[:2], block), block)
-    result = a.result(WHOLE).values
+    assert a.made(WHOLE) is None, "its own are not there yet"
+    for _, _, block in a.gifts():
+        give(a, rows[:2], block)
+    result = a.made(WHOLE).values
     numbers = [i for i in range(13) if not 6 <= i < 10]
     assert torch.equal(result[numbers], rows[:, numbers].sort(0).values[2])
     assert result[6:10].view(torch.int64).tolist() == [4, 8]
@@ -100,11 +101,11 @@ def test_krum_gives_all_of_one_client_by_what_are_numbers():
     a, b, rows = attempts("krum")
     rows[4, :6] = 90.0
     a.take(WHOLE, frame(b, rows[2:]))
-    a.add(WHOLE, "a", give(a, rows[:2]))
+    give(a, rows[:2])
     numbers = [i for i in range(13) if not 6 <= i < 10]
     apart = torch.cdist(rows[:, numbers].double(), rows[:, numbers].double()).square()
     best = apart.sort(1).values[:, 1:3].sum(1).argmin()
-    assert torch.equal(a.result(WHOLE).values[numbers], rows[best, numbers])
+    assert torch.equal(a.made(WHOLE).values[numbers], rows[best, numbers])
 
 
 def test_a_giver_has_as_many_rows_as_the_plan_says_it_has_clients():
@@ -132,10 +133,10 @@ def test_what_is_no_number_or_too_large_counts_nothing(wrong):
         give(b, bad)
     with pytest.raises(LargeContributionError, match="a client of b"):
         a.take(WHOLE, replace(sent, data=memoryview(bytearray(bad.numpy().tobytes()))))
-    a.add(WHOLE, "a", give(a, rows[:2]))
-    assert a.result(WHOLE) is None
+    give(a, rows[:2])
+    assert a.made(WHOLE) is None
     a.take(WHOLE, sent)
-    assert a.result(WHOLE) is not None
+    assert a.made(WHOLE) is not None
 
 
 def test_an_early_frame_is_as_large_as_all_rows_of_a_round_or_one_part():

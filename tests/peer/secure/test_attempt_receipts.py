@@ -154,7 +154,7 @@ def test_who_adds_up_again_knows_what_an_honest_gatherer_signs() -> None:
     gatherer, again = receipts(A), receipts(B)
     gatherer.sign_sum(A, PART, total, heard)
     again.sign_sum(A, PART, total, heard)
-    giver = (Giver(A, 3, GATHER), 1)
+    giver = ((GATHER, A), 1)
     assert gatherer.heard(PART, [giver]) == again.heard(PART, [giver])
     segment = VectorSegment((0, 40), B, (Giver(A, 1), Giver(C, 2)), places=(Place(A, (A, C)),))
     [*_, mine], [*_, claimed] = (r.heard_of(segment) for r in (gatherer, again))

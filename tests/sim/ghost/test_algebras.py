@@ -99,11 +99,11 @@ def met(
         work.join(plan, wired[peer])
         assert not work.carry_out(Kind.EXCHANGE).code
     for hop in (GIVE, GATHER, RESULT):
-        frames = [(p, *f) for p in peers for f in sorted(wired[p].goes()) if f[0] == hop]
+        frames = [(p, *f) for p in peers for f in sorted(wired[p].goes) if f[0] == hop]
         rng.shuffle(frames)
-        frames.sort(key=lambda f: f[2] not in wired[f[0]].adds)  # passed on behind what is made
+        frames.sort(key=lambda f: wired[f[0]].goes[f[1:]].given)  # passed on behind what is made
         for source, _, part, to, block in frames:
-            assert (hop, part, source, block) in wired[to].comes(to) or source == to
+            assert (hop, part, source, block) in wired[to].comes
             key = FrameKey("r", 1, 0, Role.ROUND, block, hop, port_of(part), source, to)
             if source != to:
                 works[to].frames.accept(copied(key, works[source].frames.payload(key)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.broker import events as b
 from shoal.broker.policies import segments
+from shoal.dag.exchange.collective import Hop
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import Span
 from shoal.job import Job
@@ -55,14 +56,14 @@ class Watched:
         def seen_add(
             attempt: RoundAttempt[Tensor],
             part: Span,
-            giver: PeerId,
+            hop: Hop,
             given: WrittenPart[Tensor],
             block: int = 0,
         ) -> None:
-            if not attempt.plan.round:
+            if not attempt.plan.round and not hop.total:
                 _, adder = self.adders.setdefault(part, (attempt.peer, Aggregator(part)))
-                adder.given[giver] = given.values.view(torch.int64).clone()
-            add(attempt, part, giver, given, block)
+                adder.given[hop.source] = given.values.view(torch.int64).clone()
+            add(attempt, part, hop, given, block)
 
         monkeypatch.setattr(SecureMember, "masked", seen_masked)
         monkeypatch.setattr(RoundAttempt, "add", seen_add)
