@@ -24,7 +24,7 @@ from .plan_options import PlanOptions
 from .refusals.idle import idle
 from .refusals.unsupported import unsupported
 from .rounds import RoundSettings
-from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
+from .settings import Settings, SettingsError, expect, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
@@ -151,8 +151,7 @@ class Job(Settings):
         self.__post_init__()
 
     def check(self) -> None:
-        if self.version != 1:
-            raise SettingsError("version", f"is {self.version}: expected 1")
+        expect(self, "version", self.version == 1, "1")
         if len(self.name) > MOST_NAME or not self.name.isprintable():
             raise SettingsError(
                 "name", f"is {self.name[:40]!a}: expected at most {MOST_NAME} printable characters"

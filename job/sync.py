@@ -25,7 +25,7 @@ from .clients.local_work import FedImproOptions, LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
-from .settings import Settings, SettingsError, at_least, meant
+from .settings import Settings, SettingsError, at_least, expect, meant
 from .units import Duration
 
 __all__ = ["AUDIT", "METHODS", "Sync", "with_method"]
@@ -177,13 +177,11 @@ class Sync(Settings):
                     'after every step: expected 1, or kind = "local"',
                 )
         self._check_audit()
-        if self.deadline != "auto" and not self.deadline > 0:
-            raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
+        expect(self, "deadline", self.deadline == "auto" or self.deadline > 0, "more than no time")
         self.needed(100)
 
     def _check_audit(self) -> None:
-        if not 0 <= self.audit <= 1:
-            raise SettingsError("audit", f"is {self.audit}: expected a share from 0 to 1")
+        expect(self, "audit", 0 <= self.audit <= 1, "a share from 0 to 1")
         if self.audit in (0, AUDIT):
             return
         why = ""
@@ -209,8 +207,7 @@ class Sync(Settings):
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
             check_weight(self.aggregate, self.weight)
-            if not 1 <= self.over_select < math.inf:
-                raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
+            expect(self, "over_select", 1 <= self.over_select < math.inf, "at least 1")
             if self.select and ":" not in self.select:
                 raise SettingsError(
                     "select",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from .clients.partitioning import Partitioning
-from .settings import Settings, SettingsError, at_least, plain
+from .settings import Settings, SettingsError, at_least, expect, plain
 from .units import Duration
 
 __all__ = [
@@ -155,8 +155,7 @@ class Data(Settings):
     """Argument of the model's forward that takes the targets; empty: none."""
 
     def check(self) -> None:
-        if not 0.0 <= self.holdout < 1.0:
-            raise SettingsError("holdout", f"is {self.holdout}: expected a share in [0, 1)")
+        expect(self, "holdout", 0.0 <= self.holdout < 1.0, "a share in [0, 1)")
         at_least(self, 1, "length")
         self._check_records()
         if self.where == "peer" and not self.source:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ..settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least, expect
 from ..units import Duration, Rate, UnitError
 
 __all__ = [
@@ -88,12 +88,9 @@ class CompressionOptions(Settings):
     the others are those that the last version moved farthest."""
 
     def check(self) -> None:
-        if not 0 < self.least_ratio <= 1:
-            raise SettingsError("least_ratio", f"is {self.least_ratio}: expected a share in (0, 1]")
-        if not 0 <= self.alpha <= 1:
-            raise SettingsError("alpha", f"is {self.alpha}: expected a number in [0, 1]")
-        if not 0 < self.explore <= 1:
-            raise SettingsError("explore", f"is {self.explore}: expected a share in (0, 1]")
+        expect(self, "least_ratio", 0 < self.least_ratio <= 1, "a share in (0, 1]")
+        expect(self, "alpha", 0 <= self.alpha <= 1, "a number in [0, 1]")
+        expect(self, "explore", 0 < self.explore <= 1, "a share in (0, 1]")
         at_least(self, 1, "gamma", "overlap_degree")
 
 
