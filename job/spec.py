@@ -19,12 +19,13 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from .clients.client_options import Cohorts
+from .job_tables import JobTables
 from .log_options import Log
 from .plan_options import PlanOptions
 from .refusals.idle import idle
 from .refusals.unsupported import unsupported
 from .rounds import RoundSettings
-from .settings import Settings, SettingsError, expect, json_object, meant, plain, read_toml
+from .settings import SettingsError, expect, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
@@ -38,7 +39,7 @@ MOST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
-class Job(Settings):
+class Job(JobTables):
     """A whole job. `module` and `folder` are the submitter's own and are not part of its JSON."""
 
     OF_JOB: ClassVar[bool] = True
@@ -49,32 +50,6 @@ class Job(Settings):
         )
     )
 
-    version: int
-    """Of the format; 1."""
-    name: str
-    """For people."""
-    seed: int
-    """Of everything random."""
-    priority: int
-    """Higher goes first when runs compete for peers."""
-    model: Model
-    """What is trained."""
-    data: Data
-    """On what."""
-    train: Train
-    """How."""
-    plan: PlanOptions
-    """Where."""
-    codec: Codec
-    """Compressed how."""
-    sync: Sync
-    """Synchronised how."""
-    recovery: Recovery
-    """And when a peer is lost."""
-    output: Output
-    """What is left."""
-    log: Log
-    """Who else is told."""
     OURS: ClassVar[frozenset[str]] = frozenset({"module", "folder", "tokenizer", "dataset"})
 
     module: Any = field(default=None, compare=False, repr=False)
@@ -347,17 +322,6 @@ class Job(Settings):
             skip_scaling=self.plan.skip_scaling,
             scales_loss=self.model.dtype == "fp16",
         )
-
-    @property
-    def replicas(self) -> int:
-        """Among so many the batch is divided; 1 while that is undecided."""
-        return 1 if self.plan.replicas == "auto" else self.plan.replicas
-
-    @property
-    def divided(self) -> int:
-        """Among so many replicas a batch is divided; 1 in federated training, where it is a
-        client's."""
-        return 1 if self.sync.kind == "federated" else self.replicas
 
     @property
     def undecided(self) -> bool:

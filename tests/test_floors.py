@@ -61,7 +61,7 @@ ORDER = {
         < address repeats temporary < blobs web < identity < discovery transports""",
     "job": """
         encodings units words < settings < clients gossip log_options methods plan_options
-        < rounds tables < sync training < refusals stripped < spec""",
+        < rounds tables < sync training < job_tables stripped < refusals < spec""",
     "peer": """
         blobs data hours logs optimizers secure < sync < core host < rounds < federated
         < compute < shell < entry""",
