@@ -28,6 +28,7 @@ __all__ = [
     "SettingsError",
     "at_least",
     "at_most",
+    "default_of",
     "expect",
     "json_object",
     "located",
@@ -93,6 +94,12 @@ class Settings:
             if no_default and name not in table:
                 raise SettingsError(name, f"is missing: expected {_describe(_hints(cls)[name])}")
         return cls(**table)
+
+
+def default_of(cls: Any, key: str) -> Any:
+    """What a key is where nobody says it."""
+    field = cls.__dataclass_fields__[key]
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
 
 
 _KNOWN_HINTS: dict[Any, dict[str, Any]] = {}  # evaluated once: a scenario makes thousands

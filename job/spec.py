@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from .clients.client_options import Cohorts
+from .clients.client_options import AGGREGATES, Cohorts, share_of
 from .job_tables import JobTables
 from .log_options import Log
 from .plan_options import PlanOptions
@@ -371,15 +371,21 @@ class Job(JobTables):
 
     @property
     def _cohorts(self) -> Cohorts | None:
-        """Clients and cohorts; None: replicas make steps."""
+        """Clients and cohorts; None: replicas make steps, or how many clients there are is only
+        known with the data."""
         sync, partition = self.sync, self.data.partition
-        if sync.kind != "federated" or partition is None:
+        if sync.kind != "federated" or partition is None or partition.clients is None:
             return None
-        return Cohorts.of(
-            partition,
-            self.data.targets,
-            sync.per_round,
-            sync.byzantine,
+        count, leaves_out = (
+            share_of(sync.per_round, partition.clients),
+            sync.aggregate in AGGREGATES,
+        )
+        return Cohorts(
+            partition=partition,
+            labels=self.data.targets,
+            clients=partition.clients,
+            per_round=count,
+            byzantine=share_of(sync.byzantine, count, "byzantine") if leaves_out else 0,
             local=sync.local,
             weight=sync.weight,
             aggregate=sync.aggregate,

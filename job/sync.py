@@ -25,7 +25,7 @@ from .clients.local_work import FedImproOptions, LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
-from .settings import Settings, SettingsError, at_least, expect, meant
+from .settings import Settings, SettingsError, at_least, default_of, expect, meant
 from .units import Duration
 
 __all__ = ["AUDIT", "METHODS", "Sync", "with_method"]
@@ -38,23 +38,12 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
-_OF_CLIENTS: Mapping[str, Any] = {
-    "per_round": "10%",
-    "local": LocalWork(passes=1),
-    "weight": "samples",
-    "aggregate": "mean",
-    "byzantine": "20%",
-    "over_select": 1.0,
-    "select": "",
-    "privacy": None,
-    "compression": "none",
-    "compression_options": CompressionOptions(),
-    "client_links": None,
-    "client_feedback": "none",
-    "virtual_data": "none",
-    "secure": False,
-}
-"""Keys of [sync] that are for kind = "federated" alone, with their defaults."""
+_OF_CLIENTS = (
+    *("per_round", "local", "weight", "aggregate", "byzantine", "over_select", "select"),
+    *("privacy", "compression", "compression_options", "client_links", "client_feedback"),
+    *("virtual_data", "secure"),
+)
+"""Keys of [sync] that are for kind = "federated" alone."""
 AUDIT = 0.05
 """Share of sums that are added up again where the job does not say."""
 EVERY = 50
@@ -223,8 +212,8 @@ class Sync(Settings):
                 )
             _ = self.client_compression
             return
-        for key, usual in _OF_CLIENTS.items():
-            if getattr(self, key) != usual:
+        for key in _OF_CLIENTS:
+            if getattr(self, key) != default_of(Sync, key):
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )

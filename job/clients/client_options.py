@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from ..settings import Settings, SettingsError, at_least, expect
 from .client_compression import ClientCompression, CompressionOptions
@@ -165,29 +165,6 @@ class Cohorts(Settings):
     """Whether what peers give to a sum is masked (`peer/secure/`)."""
     selected: bool = False
     """Whether a rule of the submitter's may say who is in a round."""
-
-    @classmethod
-    def of(
-        cls,
-        partition: Partitioning,
-        labels: str,
-        per_round: int | str,
-        byzantine: int | str,
-        **work: Any,
-    ) -> Cohorts | None:
-        """Cohorts of a partition; None: how many clients there are is only known with the data."""
-        if (clients := partition.clients) is None:
-            return None
-        count = share_of(per_round, clients)
-        wrong = share_of(byzantine, count, "byzantine") if work["aggregate"] in AGGREGATES else 0
-        return cls(
-            partition=partition,
-            labels=labels,
-            clients=clients,
-            per_round=count,
-            byzantine=wrong,
-            **work,
-        )
 
     @property
     def shares_positions(self) -> bool:
