@@ -376,10 +376,8 @@ class Job(JobTables):
         sync, partition = self.sync, self.data.partition
         if sync.kind != "federated" or partition is None or partition.clients is None:
             return None
-        count, leaves_out = (
-            share_of(sync.per_round, partition.clients),
-            sync.aggregate in AGGREGATES,
-        )
+        count = share_of(sync.per_round, partition.clients)
+        leaves_out = sync.aggregate in AGGREGATES
         return Cohorts(
             partition=partition,
             labels=self.data.targets,
