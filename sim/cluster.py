@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..client.front import CapturedFacts, SimulationFront
+from ..client.front import SimulationFront
+from ..client.prepared import Prepared
 from ..client.runs.run import Run
+from ..client.show.wire import CompressionSums
 from ..job import Job
 from ..proto import broker_pb2
 from .following import Following
@@ -29,7 +31,7 @@ class ClusterRun:
     """One run in a cluster, after its end."""
 
     followed: Following
-    facts: CapturedFacts
+    facts: Prepared
     handle: Run
 
 
@@ -85,11 +87,12 @@ def train(
     else will join, so that waiting for memory is the end."""
     shown.say(f"submitting {job.name}")
     run, facts = front.submit(cluster.address, job, folder)
-    summary.run, summary.params, summary.operators = run.id, facts.parameters, facts.operators
+    summary.run, summary.params = run.id, facts.parameters
+    summary.operators = len(facts.graph.operators)
     shown.view.names, shown.view.tokens_per_step = names, facts.tokens_per_step
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
-    followed, wire = Following(summary, names, limits), front.wire(names)
+    followed, wire = Following(summary, names, limits), CompressionSums(lambda: names)
     with _limited(run, limit_s) as late:
         for event in run.watch():
             followed.see(event)

@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..client.front import CapturedFacts, SimulationFront
+from ..client.front import SimulationFront
+from ..client.prepared import Prepared
 from ..job import Codec, Job
 from ..job.plan_options import PlanOptions
 from ..job.sync import Sync
@@ -34,7 +35,7 @@ softmax and norms to float16 as well."""
 def verify(
     job: Job,
     followed: Following,
-    facts: CapturedFacts,
+    facts: Prepared,
     front: SimulationFront,
     one_stage: Callable[[Job], Sequence[float]],
     say: Callable[[str], None],
@@ -123,7 +124,7 @@ class _Verification:
 
     job: Job
     followed: Following
-    facts: CapturedFacts
+    facts: Prepared
     front: SimulationFront
     say: Callable[[str], None]
     expected: float | None
@@ -237,7 +238,7 @@ class _Verification:
 def add_baselines(
     job: Job,
     followed: Following,
-    facts: CapturedFacts,
+    facts: Prepared,
     front: SimulationFront,
     most: int,
     say: Callable[[str], None],

@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         chat errors < bench doctor files further_classes stages_of_clients job_data privacy
-        templates < access models < matrices sidecars < submission < uploading < runs
+        templates < access models < matrices prepared sidecars < submission < uploading < runs
         < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",

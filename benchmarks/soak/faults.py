@@ -34,7 +34,7 @@ from shoal.sim.virtual.world import World
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.client.submission import Prepared
+    from shoal.client.prepared import Prepared
 
 __all__ = ["Outcome", "chaos", "draw"]
 

@@ -13,6 +13,8 @@ import torch
 from ...broker import events as b
 from ...broker.candidates import Rule
 from ...client.front import PackedJob, SimulationFront
+from ...client.runs.selecting import rule_of
+from ...client.show.wire import CompressionSums
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
@@ -106,13 +108,14 @@ def run_modelled(
                 f'is "{peer.nat}": relays are not modelled; run it as real processes (--real)',
             )
     shown.say(f"capturing {setting.job.name}")
-    packed, rule = front.pack(setting.job), front.rule(setting.job)
+    packed, rule = front.pack(setting.job), rule_of(setting.job)
     facts = packed.facts
-    summary.params, summary.operators = facts.parameters, facts.operators
+    summary.params, summary.operators = facts.parameters, len(facts.graph.operators)
     shown.view.tokens_per_step = facts.tokens_per_step
     names = {peer.name: peer.name for peer in scenario.peers}
     limits = {peer.name: int(peer.memory) for peer in scenario.peers}
-    followed, wire, trace = Following(summary, names, limits), front.wire(names), Trace()
+    followed, trace = Following(summary, names, limits), Trace()
+    wire = CompressionSums(lambda: names)
     summary.cores = 0  # of this machine, which has no part in any time
 
     def observe(seen: Observed) -> None:

@@ -62,7 +62,7 @@ def check_real(scenario: Scenario) -> None:
 
 def stretches_of(scenario: Scenario, job: Job, front: SimulationFront) -> dict[str, float]:
     """By peer. Raises SettingsError for a device that is faster than a core of this machine."""
-    facts = front.facts(job)
+    facts = front.prepared(job)
     reader, size = facts.reader(job.train.microbatches), job.train.microbatch_size
     with front.module(job) as module:
         here_s = cpu_seconds(module, lambda step, m: reader.batch(step, m, size), job.train)
