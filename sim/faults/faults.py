@@ -30,6 +30,7 @@ from ..virtual.clock import Observed
 from .damage import Damage, Select
 
 if TYPE_CHECKING:
+    from ..report.summary import Summary
     from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
@@ -121,6 +122,15 @@ class Faults:
                 self._world.after(0.0, partial(self._fire, fired))
 
     # ------------------------------------------------------------ what happened
+
+    def fill(self, summary: Summary) -> None:
+        """Counts what went wrong; a run in which something did not that should have, has failed."""
+        missed = self.missed()
+        if self._fired or self.churned:
+            summary.faults_injected = len(self._fired) + self.churned
+            summary.faults_fired = sum(f.at_s is not None for f in self._fired) + self.churned
+        if missed and not summary.exit:
+            summary.exit, summary.error = 1, "; ".join(missed)
 
     def fired(self) -> tuple[Fired, ...]:
         """Every fault of the list, in its order."""

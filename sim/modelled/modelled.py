@@ -3,6 +3,7 @@ tensors or with hashes in their place (virtual/, ghost/), from the job to the su
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -77,8 +78,7 @@ def shortened(
 
 def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
     """A copy of a run's spec with `steps` steps."""
-    found = broker_pb2.RunSpec()
-    found.CopyFrom(spec)
+    found = copy.deepcopy(spec)
     job = Job.from_json(spec.job)
     found.job, found.steps = replace(job, train=replace(job.train, steps=steps)).to_json(), steps
     return found
@@ -218,11 +218,7 @@ def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
     summary.checks, summary.event_log = found.checks, found.digest
     if found.late:
         summary.exit, summary.error = 1, f"not done within `limit`, {scenario.limit}"
-    if scenario.faults or found.churned:
-        summary.faults_injected = len(found.faults) + found.churned
-        summary.faults_fired = sum(f.at_s is not None for f in found.faults) + found.churned
-    if found.missed and not summary.exit:
-        summary.exit, summary.error = 1, "; ".join(found.missed)
+    found.faults.fill(summary)
 
 
 def _as_hashes(job: Job, followed: Following, packed: PackedJob, options: SimOptions) -> None:

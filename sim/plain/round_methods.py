@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .client_methods import copies
 from .round_oracle import PlainMethod, PlainReplica, Round
 
 __all__ = [
@@ -128,10 +129,6 @@ def mean(r: Round, of: Mapping[int, Tensor]) -> Tensor:
     return parts.sum(0) / total
 
 
-def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in weights.items()}
-
-
 class Average(PlainMethod):
     """All take the mean of the weights."""
 
@@ -202,7 +199,7 @@ class Overlapped(PlainMethod):
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         inside = {m.replica for m in r.members if m.weight}
-        ended = {k: _copies(x.weights) for k, x in replicas.items()}
+        ended = {k: copies(x.weights) for k, x in replicas.items()}
         self.method.commit(count, r, replicas)
         self.ended = {k: was for k, was in ended.items() if k in inside}
 
@@ -250,7 +247,7 @@ class Streaming(DiLoCo):
         self._outer_step(r, {k: x.weights for k, x in replicas.items()}, names)
         inside = {m.replica for m in r.members if m.weight}
         self.kept = 0.0 if r.final else self.mix
-        self.ended = {k: _copies({n: replicas[k].weights[n] for n in names}) for k in inside}
+        self.ended = {k: copies({n: replicas[k].weights[n] for n in names}) for k in inside}
         for k in replicas.keys() - inside:
             for name, p in replicas[k].weights.items():
                 p.copy_(self.shared[name])
@@ -329,14 +326,14 @@ class NoLoCo(PlainMethod):
     @torch.no_grad()
     def join(self, number: int, replica: PlainReplica) -> None:
         super().join(number, replica)
-        self.slow[number] = {n: p.detach().clone() for n, p in replica.weights.items()}
+        self.slow[number] = copies(replica.weights)
         self.momenta[number] = {n: torch.zeros_like(p) for n, p in replica.weights.items()}
 
     @torch.no_grad()
     def take(self, number: int, source: int, replicas: Mapping[int, PlainReplica]) -> None:
         super().take(number, source, replicas)
         for kept in (self.slow, self.momenta):
-            kept[number] = {n: x.clone() for n, x in kept[source].items()}
+            kept[number] = copies(kept[source])
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:

@@ -177,12 +177,7 @@ def run_shaped(
         trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)
         for mark in marks:
             trace.add(replace(mark, at_s=max(0.0, mark.at_s)))
-        if scenario.faults or faults.churned:
-            fired = faults.fired()
-            summary.faults_injected = len(fired) + faults.churned
-            summary.faults_fired = sum(f.at_s is not None for f in fired) + faults.churned
-            if (missed := faults.missed()) and not summary.exit:
-                summary.exit, summary.error = 1, "; ".join(missed)
+        faults.fill(summary)
         if not summary.exit:
             evaluate_half(trained, shown)
         if not summary.exit and options.keep is not None:
