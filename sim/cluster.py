@@ -23,7 +23,7 @@ from .processes import PATIENCE_S, ClusterError, LocalCluster
 from .report import Summary, unigram_entropy
 from .verify import verify
 
-__all__ = ["ClusterRun", "evaluate_half", "run_cluster"]
+__all__ = ["ClusterRun", "evaluate_half", "run_cluster", "verify_beside"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,30 @@ def run_cluster(
         evaluate_half(trained, shown)
         if options.keep is not None:
             summary.weights = str(exported(trained.handle, setting.job, folder))
-        if not options.verify:
-            return
+        if options.verify:
+            verify_beside(cluster, front, job, folder, trained, names, shown, running)
 
-        def one_stage(alone: Job) -> Sequence[float]:
-            return beside(cluster, front, alone, folder / "alone", names).losses
 
-        if not trained.facts.random:
-            running.close()  # what is compared with needs no peers
-        verify(job, trained.followed, trained.facts, front, one_stage, shown.say)
+def verify_beside(
+    cluster: LocalCluster,
+    front: SimulationFront,
+    job: Job,
+    folder: Path,
+    trained: ClusterRun,
+    names: Mapping[str, str],
+    shown: LiveView,
+    running: ExitStack,
+    expected: float | None = None,
+) -> None:
+    """Compares a run with its plain loop (`verify`). `running`: ends the processes, once what it is
+    compared with needs none."""
+
+    def one_stage(alone: Job) -> Sequence[float]:
+        return beside(cluster, front, alone, folder / "alone", names).losses
+
+    if not trained.facts.random:
+        running.close()
+    verify(job, trained.followed, trained.facts, front, one_stage, shown.say, expected)
 
 
 def train(

@@ -7,6 +7,7 @@ machine's own record of that very run or on the command line.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tempfile
@@ -277,8 +278,7 @@ def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> t
         job = replace(job, data=replace(job.data, partition=was))  # data says how many clients
     job = resolved(job, manifest)
     check_same(before, job.without_places())
-    out = RunSpec()
-    out.CopyFrom(spec)
+    out = copy.deepcopy(spec)
     out.ClearField("plan")
     out.name, out.job, out.steps = job.name, job.to_json(), job.train.steps or 0
     out.resumed.CopyFrom(found)

@@ -4,12 +4,9 @@ tensors or with hashes in their place (virtual/, ghost/), from the job to the su
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from ...broker import events as b
 from ...broker.candidates import Rule
@@ -35,7 +32,7 @@ from ..report import Summary, unigram_entropy
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace
-from ..verify import add_baselines, compare, verify
+from ..verify import add_baselines, compare, one_thread, verify
 from ..virtual.clock import Observed, StalledError
 from .virtual_run import VirtualRun, run_virtual
 
@@ -125,7 +122,7 @@ def run_modelled(
 
     shown.say(f"{setting.peers} peers in virtual time")
     try:
-        with _one_thread():
+        with one_thread():
             found = run_virtual(
                 scenario,
                 setting.job,
@@ -160,7 +157,7 @@ def run_modelled(
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
     if not summary.exit and followed.left_out and summary.eval_loss is not None:
         shown.say("evaluating the model without every second block")
-        with _one_thread():
+        with one_thread():
             _half(setting.job, scenario, packed, found, front, folder, summary)
     if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
 
@@ -169,11 +166,11 @@ def run_modelled(
             again = front.pack(alone)
             return run_virtual(calm, alone, again.spec, again.blobs, folder).losses
 
-        with _one_thread():
+        with one_thread():
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
     if not summary.exit and options.baselines is not None:
-        with _one_thread():
+        with one_thread():
             add_baselines(setting.job, followed, facts, front, options.baselines, shown.say)
     return trace, followed.report
 
@@ -198,17 +195,6 @@ def _half(
         summary.exit, summary.error = 1, f"half the model: {alone.state.reason.text}"
         return
     summary.half_loss, summary.half_without = made[-1].loss, names
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Operators of a job that fits a world are small: a second thread would only wait for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:

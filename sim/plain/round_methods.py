@@ -313,13 +313,13 @@ class SparseLoCo(PlainMethod):
 
 class NoLoCo(PlainMethod):
     """Slow weights s and momentum m of each replica; with the means over a pair,
-    m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
+    m = momentum·m + lr·mean(p - s) + lr·(mean(s) - s); s += m; p = s. Where all meet, each makes
     that step alone, and the mean of what they come to is the s of all."""
 
     apart = True
 
-    def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
-        self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
+    def __init__(self, lr: float = 0.7, momentum: float = 0.5) -> None:
+        self.lr, self.momentum = lr, momentum
         self.slow: dict[int, dict[str, Tensor]] = {}
         self.momenta: dict[int, dict[str, Tensor]] = {}
 
@@ -345,7 +345,7 @@ class NoLoCo(PlainMethod):
                 moved, middle = (local - slow).mean(0), slow.mean(0)
                 for k in each:
                     s, m = self.slow[k][name], self.momenta[k][name]
-                    m.mul_(self.momentum).add_(self.lr * moved + self.pull * (middle - s))
+                    m.mul_(self.momentum).add_(self.lr * moved + self.lr * (middle - s))
                     s.add_(m)
                     replicas[k].weights[name].copy_(s)
         if r.gathers:
