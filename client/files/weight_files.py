@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +48,18 @@ class WeightFilesError(ValueError):
     and where."""
 
 
-class File(Protocol):
+class File:
     """One safetensors file. name: for people, and unique; identity: another one when its content
     may be another; empty: that cannot be told. url: where a peer could read it; empty: nowhere."""
 
     name: str
     size_bytes: int
     identity: str
-    url: str
+    url = ""
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes. Blocks; from any thread. Raises WeightFilesError."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raises WeightFilesError where it can be told that it has changed since it was opened."""
@@ -253,9 +254,7 @@ def open_url(url: str, web: Web) -> File:
         raise WeightFilesError(text if url in text else f"{url}: {text}") from None
 
 
-class _Local:
-    url = ""
-
+class _Local(File):
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path.resolve()
@@ -285,7 +284,9 @@ class _Local:
         return _whole(self.name, bytes(data), offset, length)
 
 
-class _OnWeb:
+class _OnWeb(File):
+    """Of which each answer is checked."""
+
     def __init__(self, web: Web, file: WebFile) -> None:
         self._web, self._file = web, file
         self.name = self.url = file.url
@@ -298,14 +299,9 @@ class _OnWeb:
         except WebError as error:
             raise WeightFilesError(str(error)) from None
 
-    def check(self) -> None:
-        """Each answer was."""
 
-
-class _Elsewhere:
-    """Whatever fsspec knows: s3://, gs://, hf://, …"""
-
-    url = ""
+class _Elsewhere(File):
+    """Whatever fsspec knows: s3://, gs://, hf://, … Nothing in it tells of a change."""
 
     def __init__(self, name: str) -> None:
         from fsspec.core import url_to_fs
@@ -323,9 +319,6 @@ class _Elsewhere:
         except OSError as error:
             raise WeightFilesError(f"{self.name} cannot be read: {error}") from None
         return _whole(self.name, data, offset, length)
-
-    def check(self) -> None:
-        """Accept any state: nothing in it tells of a change."""
 
 
 class _Pickled(_Local):

@@ -26,7 +26,7 @@ from ...job.settings import SettingsError
 from ...peer.core import events as p
 from ..scenario.naming import BROKER
 from ..scenario.sentences import PHASES, Fault, sentence
-from ..virtual.clock import Observed
+from ..virtual.clock import Observed, beside
 from .damage import Damage, Select
 
 if TYPE_CHECKING:
@@ -93,18 +93,8 @@ class Faults:
             else:
                 self._waiting.append((fired, names))
         if self._waiting:
-            self._watch()
+            world.observe = beside(world.observe, self.observe)
         self._next_of_churn()
-
-    def _watch(self) -> None:
-        also = self._world.observe
-
-        def both(seen: Observed) -> None:
-            if also is not None:
-                also(seen)
-            self.observe(seen)
-
-        self._world.observe = both
 
     def observe(self, seen: Observed) -> None:
         """Lets those happen whose step and phase, or whose round, have come."""

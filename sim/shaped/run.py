@@ -193,8 +193,8 @@ def run_shaped(
         if not summary.exit and options.baselines is not None:
             add_baselines(job, followed, trained.facts, front, options.baselines, shown.say)
         if not summary.exit and (options.verify or expected is not None):
-            parts = cluster, front, job, folder, trained, names, shown, running
-            verify_beside(*parts, expected)
+            these = cluster, front, job, folder, trained, names, shown, running
+            verify_beside(*these, expected)
     return trace, followed.report
 
 

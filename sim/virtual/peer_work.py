@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
 from ...peer.compute.order import resumed
@@ -110,7 +110,8 @@ class PeerWork:
                 scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else TRAITS[action.kind].word
                 step = -1 if action.kind in ROUNDS else wanted.step
-                self._span(kind, began, step, action.microbatch, action.stage)
+                at = {"microbatch": action.microbatch, "stage": action.stage}
+                self._span(kind, began, step=step, **at)
             self._handle(answer)
 
         self.task.begin(seconds, ended)
@@ -211,22 +212,11 @@ class PeerWork:
             lambda: world.carrier.send(self.name, BROKER, len(data), nothing, stored),
         )
 
-    def _span(
-        self, kind: trace.Kind, began: float, step: int = -1, microbatch: int = -1, stage: int = -1
-    ) -> None:
+    def _span(self, kind: trace.Kind, began: float, **at: Any) -> None:
         world = self.world
         if world.trace is not None and self._alive():
-            world.trace.add(
-                trace.Span(
-                    start_s=began,
-                    end_s=world.now,
-                    peer=self.name,
-                    kind=kind,
-                    step=step,
-                    microbatch=microbatch,
-                    stage=stage,
-                )
-            )
+            span = trace.Span(start_s=began, end_s=world.now, peer=self.name, kind=kind, **at)
+            world.trace.add(span)
 
 
 class _BlobFetches:

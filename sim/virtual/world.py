@@ -283,8 +283,9 @@ def torch_device(spec: PeerSpec, **more: Any) -> PeerDevice:
     """Real tensors on the CPU."""
     # This process's seconds are none of the world's: reports are the same in every run; and so is
     # noise, of which a plain loop must have the same, and what masks are made of.
-    known = {"noise_key": known_key, "member_of": known_member}
-    return TorchDevice("cpu", clock=lambda: 0.0, **known, **more)
+    return TorchDevice(
+        "cpu", clock=lambda: 0.0, noise_key=known_key, member_of=known_member, **more
+    )
 
 
 def signing_device(spec: PeerSpec) -> PeerDevice:
