@@ -239,10 +239,7 @@ class Sync(Settings):
     def client_compression(self) -> ClientCompression:
         """What clients send. Raises SettingsError."""
         return ClientCompression(
-            compression=self.compression,
-            compression_options=self.compression_options,
-            client_links=self.client_links,
-            client_feedback=self.client_feedback,
+            **{f.name: getattr(self, f.name) for f in fields(ClientCompression)}
         )
 
     @property

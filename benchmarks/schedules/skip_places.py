@@ -147,7 +147,6 @@ def from_file(path: Path) -> Instance:
         "same_place": {"latency_ms": 1, "bandwidth_bytes_per_s": 2147483648},
         "node_places": [],
         "experiment": {},
-        "subsets": {},
         "variants": {},
     }
     try:

@@ -5,7 +5,7 @@ Whatever comes from names, reasons or errors goes through `escape`; pictures esc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -63,37 +63,34 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
     return made
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], figures: Sequence[int] = ()) -> str:
-    """Cells are text. `figures`: columns that stand at the right."""
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    figures: Sequence[int] = (),
+    off: Collection[int] = (),
+) -> str:
+    """Cells are text. `figures`: columns that stand at the right; `off`: rows whose last one stands
+    out."""
 
-    def cells(tag: str, row: Sequence[str]) -> str:
+    def cells(tag: str, row: Sequence[str], last: str = "n") -> str:
         made = []
         for i, cell in enumerate(row):
-            place = ' class="n"' if i in figures else ""
+            kind = last if i + 1 == len(row) else "n"
+            place = f' class="{kind}"' if i in figures else ""
             made.append(f"<{tag}{place}>{escape(cell)}</{tag}>")
         return f"<tr>{''.join(made)}</tr>"
 
-    body = "".join(cells("td", row) for row in rows)
+    body = "".join(cells("td", row, "n off" if n in off else "n") for n, row in enumerate(rows))
     return f'<div class="wide"><table>{cells("th", heads)}{body}</table></div>'
 
 
 def compared(rows: Sequence[Row]) -> str:
     """Predicted against measured; what is far off stands out."""
-    lines = []
-    for row in rows:
-        error = (
-            ""
-            if row.error is None
-            else f"{row.error:+.0%}".replace("-0%", "0%").replace("+0%", "0%")
-        )
-        off = " off" if row.error is not None and abs(row.error) > OFF else ""
-        lines.append(
-            f'<tr><td>{escape(row.what)}</td><td class="n">{escape(row.predicted)}</td>'
-            f'<td class="n">{escape(row.measured)}</td><td class="n{off}">{error}</td></tr>'
-        )
-    heads = "".join(f'<th class="n">{word}</th>' for word in ("predicted", "measured", "error"))
-    head = f"<tr><th></th>{heads}</tr>"
-    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+    errors = ["" if row.error is None else f"{row.error:+.0%}" for row in rows]
+    errors = [error.replace("-0%", "0%").replace("+0%", "0%") for error in errors]
+    cells = [(r.what, r.predicted, r.measured, e) for r, e in zip(rows, errors, strict=True)]
+    off = [n for n, row in enumerate(rows) if row.error is not None and abs(row.error) > OFF]
+    return table(("", "predicted", "measured", "error"), cells, (1, 2, 3), off)
 
 
 def bullets(texts: Iterable[str]) -> str:

@@ -126,7 +126,7 @@ def test_a_scenario_trains_as_the_plain_loop_does(gpt, tmp_path):
     assert found.losses == pytest.approx(gpt.plain().losses, rel=1e-5)
     assert not found.late
     assert not found.faults.missed()
-    assert all(fired.at_s is not None for fired in found.faults.fired())
+    assert all(fired.at_s is not None for fired in found.faults.fired)
     assert found.checks > 100
 
 
