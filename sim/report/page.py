@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from ...job.words import counted_in
+from ...job.words import count_of, counted_in
 from .measures.measure import Measured
 from .pictures import palette
 from .summary import Summary
@@ -35,7 +35,8 @@ class Section:
 
 
 def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
-    """The figures that people look for first: (figure, what it is)."""
+    """The figures that people look for first: (figure, what it is), of a summary that has what was
+    found."""
     made: list[tuple[str, str]] = []
     step_s = s.step_s or found.step_s
     if step_s:
@@ -48,12 +49,10 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
         made.append((f"{s.eval_loss:.3f}", "nats, held-out loss"))
     if s.half_loss is not None:
         made.append((f"{s.half_loss:.3f}", "nats, without every second block"))
-    bubble = s.bubble_measured if s.bubble_measured is not None else found.bubble
-    if bubble is not None:
-        made.append((percent(bubble), "bubble: a peer does not compute"))
-    goodput = s.goodput if s.goodput is not None else found.goodput
-    if goodput is not None:
-        made.append((percent(goodput), "goodput: time for steps that counted"))
+    if s.bubble_measured is not None:
+        made.append((percent(s.bubble_measured), "bubble: a peer does not compute"))
+    if s.goodput is not None:
+        made.append((percent(s.goodput), "goodput: time for steps that counted"))
     if s.bytes_on_wire:
         made.append((size(s.bytes_on_wire), "on the wire"))
     if s.faults_injected is not None:
@@ -138,10 +137,8 @@ def page(
 
 
 def _peers(s: Summary) -> str:
-    if not s.peers:
-        return ""
-    text = f"{s.peers} peer{'' if s.peers == 1 else 's'}"
-    return f"{text}, {s.stages} stage{'' if s.stages == 1 else 's'}" if s.stages else text
+    stages = f", {count_of(s.stages, 'stage')}" if s.stages else ""
+    return count_of(s.peers, "peer") + stages if s.peers else ""
 
 
 def _foot(s: Summary) -> str:
