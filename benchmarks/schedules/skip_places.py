@@ -125,7 +125,7 @@ def geography(seed: int, places: int = 12) -> Instance:
     np.fill_diagonal(latency_s, 0.001)
     np.fill_diagonal(bandwidth, 2e9)
     names = tuple(f"place-{k}" for k in range(places))
-    topology = Topology(f"geography{seed}", names, latency_s, bandwidth, (), {}, {})
+    topology = Topology(f"geography{seed}", names, latency_s, bandwidth, (), {})
     return _instance(topology.name, topology, [k % places for k in range(NODES)])
 
 
