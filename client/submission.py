@@ -65,12 +65,7 @@ from .privacy import check_hides, check_moves, check_sums, with_noise
 from .sidecars import check_base, check_format, sidecars_of
 from .stages_of_clients import with_stages
 
-__all__ = [
-    "Prepared",
-    "draft",
-    "prepare",
-    "spec_of",
-]
+__all__ = ["Prepared", "draft", "prepare", "spec_of"]
 
 Say = Callable[[str], None]
 

@@ -8,12 +8,7 @@ from typing import Literal
 from .settings import Settings, at_least, at_most, expect
 from .units import Rate
 
-__all__ = [
-    "NoLocoOptions",
-    "PairOptions",
-    "SapsOptions",
-    "SapsOuterOptions",
-]
+__all__ = ["NoLocoOptions", "PairOptions", "SapsOptions", "SapsOuterOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)

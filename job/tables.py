@@ -14,15 +14,7 @@ from .clients.partitioning import Partitioning
 from .settings import Settings, SettingsError, at_least, expect, plain
 from .units import Duration
 
-__all__ = [
-    "CODEC_ROLES",
-    "LIVE",
-    "Codec",
-    "Data",
-    "Model",
-    "Output",
-    "Recovery",
-]
+__all__ = ["CODEC_ROLES", "LIVE", "Codec", "Data", "Model", "Output", "Recovery"]
 
 LIVE = "live:"
 """Start of the factory that stands for a live module; it names the module's class, for people."""

@@ -12,15 +12,7 @@ from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, expect, json_object, plain
 from .units import Duration
 
-__all__ = [
-    "LENGTHS",
-    "MOST_CHOICES",
-    "MOST_MICROBATCHES",
-    "LossScale",
-    "Stop",
-    "Train",
-    "Training",
-]
+__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "LossScale", "Stop", "Train", "Training"]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31

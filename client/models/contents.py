@@ -19,15 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = [
-    "Op",
-    "StorageContent",
-    "StorageView",
-    "drawn",
-    "is_random",
-    "read_by",
-    "written",
-]
+__all__ = ["Op", "StorageContent", "StorageView", "drawn", "is_random", "read_by", "written"]
 
 T = TypeVar("T")
 

@@ -12,16 +12,7 @@ from rich.table import Table
 from ...job.words import size_text
 from ...net.printable import printable as safe
 
-__all__ = [
-    "labelled",
-    "lines",
-    "new_table",
-    "number",
-    "safe",
-    "size_text",
-    "time_text",
-    "wrapped",
-]
+__all__ = ["labelled", "lines", "new_table", "number", "safe", "size_text", "time_text", "wrapped"]
 
 LABEL = 12
 """Columns of the words at the left."""
