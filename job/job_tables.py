@@ -16,7 +16,7 @@ __all__ = ["JobTables"]
 
 @dataclass(frozen=True, kw_only=True)
 class JobTables(Settings):
-    """All that a job says, and among how many replicas its batch is divided."""
+    """What a job says, table by table, and among how many replicas its batch is divided."""
 
     version: int
     """Of the format; 1."""

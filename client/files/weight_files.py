@@ -285,7 +285,7 @@ class _Local(File):
 
 
 class _OnWeb(File):
-    """Of which each answer is checked."""
+    """A file on the web: each answer of its server is checked as it comes."""
 
     def __init__(self, web: Web, file: WebFile) -> None:
         self._web, self._file = web, file
