@@ -46,6 +46,7 @@ __all__ = [
     "Json",
     "RunId",
     "To",
+    "answer",
     "app",
     "complain",
     "echo",
@@ -241,6 +242,14 @@ def _explained(error: Exception) -> int:
 def print_json(value: Any) -> None:
     with naming("stdout"):  # ASCII of any length, where `echo` bounds a line
         typer.echo(json_module.dumps(finite(value)))
+
+
+def answer(value: Any, text: str, *, json: bool) -> None:
+    """Prints JSON for programs, or the same as text."""
+    if json:
+        print_json(value)
+    else:
+        echo(text)
 
 
 def phase_name(state: RunState | ReplicaState) -> str:

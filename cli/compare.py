@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .base import Broker, Json, To, app, echo, print_json, verb
+from .base import Broker, Json, To, answer, app, echo, verb
 
 __all__ = ["compare"]
 
@@ -38,10 +38,7 @@ def compare(
     from ..sim.comparing import compare as compared
 
     found = compared(*runs, broker=broker, to=to)
-    if json:
-        print_json(found.table())
-    else:
-        echo(found.text())
+    answer(found.table(), found.text(), json=json)
     if picture is not None:
         found.draw(picture)
         echo(f"the losses are drawn in {picture}", err=True)

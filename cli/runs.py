@@ -23,6 +23,7 @@ from .base import (
     Json,
     RunId,
     To,
+    answer,
     app,
     complain,
     echo,
@@ -95,10 +96,8 @@ def train(
         with few_collections():
             run = client.submit(loaded, say=partial(echo, err=True))
         with _detachable(client, run):
-            if json:
-                print_json({"run": run.id, "folder": str(run.folder)})
-            else:
-                echo(f"run {run.id}: {loaded.name}")
+            row = {"run": run.id, "folder": str(run.folder)}
+            answer(row, f"run {run.id}: {loaded.name}", json=json)
             if detach:
                 echo(_how_to_follow(client, run), err=True)
                 return
@@ -141,10 +140,7 @@ def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
     """End a run and free its peers. Example: shoal cancel r-3f2"""
     with _opened(run, broker, Path("runs")) as (_, found):
         state = found.cancel()
-        if json:
-            print_json(state_row(state))
-        else:
-            echo(f"run {run} is {phase_name(state)}")
+        answer(state_row(state), f"run {run} is {phase_name(state)}", json=json)
 
 
 @app.command()
@@ -154,12 +150,9 @@ def finish(run: RunId, broker: Broker = None, json: Json = False) -> None:
     one behind it, it is done and has its weights. Example: shoal finish r-3f2"""
     with _opened(run, broker, Path("runs")) as (_, found):
         state = found.finish()
-        if json:
-            print_json(state_row(state))
-        else:
-            over = phase_name(state) == "done"
-            ends = "is done" if over else f"ends soon, with its weights: shoal watch {run}"
-            echo(f"run {run} {ends}")
+        over = phase_name(state) == "done"
+        ends = "is done" if over else f"ends soon, with its weights: shoal watch {run}"
+        answer(state_row(state), f"run {run} {ends}", json=json)
 
 
 @app.command()
@@ -203,12 +196,9 @@ def resume(
             say = partial(echo, err=True)
             found = client.go_on(run, changes, other, to, say)
         with _detachable(client, found):
-            if json:
-                print_json({"run": found.id, "folder": str(found.folder)})
-            elif paused:
-                echo(f"run {run} goes on")
-            else:
-                echo(f"run {found.id} goes on from a checkpoint of {run}")
+            whence = "" if paused else f" from a checkpoint of {run}"
+            row = {"run": found.id, "folder": str(found.folder)}
+            answer(row, f"run {found.id} goes on{whence}", json=json)
             if detach:
                 echo(_how_to_follow(client, found), err=True)
                 return
@@ -219,15 +209,13 @@ def pause_run(run: str, broker: str | None, *, json: bool) -> None:
     """What `shoal pause RUN` does."""
     with _opened(run, broker, Path("runs")) as (client, _):
         state = client.pause(run)
-        if json:
-            print_json(state_row(state))
-        elif state.reason.code == "paused":
-            echo(f"run {run}: {printable(state.reason.text)}")
-        else:
-            echo(
-                f"run {run} stops between two of its next steps: `shoal watch {run}`; "
-                f"`shoal resume {run}` goes on"
-            )
+        text = (
+            f"run {run} stops between two of its next steps: `shoal watch {run}`; "
+            f"`shoal resume {run}` goes on"
+        )
+        if state.reason.code == "paused":
+            text = f"run {run}: {printable(state.reason.text)}"
+        answer(state_row(state), text, json=json)
 
 
 @app.command()
@@ -245,10 +233,8 @@ def export(
     """Fetch the weights of a finished run. Example: shoal export r-3f2 model.safetensors"""
     with _opened(run, broker, to) as (_, found):
         target = _ended(found).export(path, format.value if format else "")
-    if json:
-        print_json({"run": run, "weights": str(target)})
-    else:
-        echo(f"weights of run {run}: {target}")
+    row = {"run": run, "weights": str(target)}
+    answer(row, f"weights of run {run}: {target}", json=json)
 
 
 @app.command("eval")
@@ -279,11 +265,8 @@ def evaluate(
             numbers = ended.evaluate_there(batches)
         else:
             numbers = ended.evaluate(batches=batches, job=own)
-    if json:
-        print_json({"run": run, **numbers})
-    else:
-        figures = " · ".join(f"{k} {v:.6g}" for k, v in numbers.items())
-        echo(f"held-out of run {run}: {figures}")
+    figures = " · ".join(f"{k} {v:.6g}" for k, v in numbers.items())
+    answer({"run": run, **numbers}, f"held-out of run {run}: {figures}", json=json)
 
 
 # ---------------------------------------------------------------- helpers

@@ -115,12 +115,8 @@ def _show_host(here: Mapping[str, Any]) -> None:
 
 
 def _public_row(public: PublicAddress) -> dict[str, str]:
-    return {
-        "address": public.address,
-        "confirmed_by": public.confirmed_by,
-        "tried_by": public.tried_by,
-        "problem": public.problem,
-    }
+    keys = ("address", "confirmed_by", "tried_by", "problem")
+    return {key: getattr(public, key) for key in keys}
 
 
 def public_line(public: PublicAddress) -> str:
@@ -265,15 +261,8 @@ def _left(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _link_row(link: LinkState) -> dict[str, Any]:
     """What a link was measured to carry; a burst of zeros: it lets nothing through faster."""
-    return {
-        "source": link.source,
-        "destination": link.destination,
-        "latency_s": link.latency_s,
-        "bytes_per_s": link.bytes_per_s,
-        "burst_bytes_per_s": link.burst_bytes_per_s,
-        "burst_bytes": link.burst_bytes,
-        "age_s": round(link.age_s, 1),
-    }
+    keys = ("source", "destination", "latency_s", "bytes_per_s", "burst_bytes_per_s", "burst_bytes")
+    return {**{key: getattr(link, key) for key in keys}, "age_s": round(link.age_s, 1)}
 
 
 def _shown_link(row: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..compression.codec import Stream, parse
 from ..dag.ir.graph import TensorSpec
+from ..job.words import columns
 
 __all__ = ["CODECS", "CodecRow", "gaussian", "machine", "measure", "table"]
 
@@ -160,25 +161,18 @@ def machine(device: str | torch.device = "cpu") -> dict[str, Any]:
     }
 
 
-COLUMNS = (">bytes/element", ">encode GB/s", ">decode GB/s", ">relative L2")
+COLUMNS = ("codec", "bytes/element", "encode GB/s", "decode GB/s", "relative L2")
 
 
 def table(rows: Sequence[CodecRow]) -> Iterator[str]:
     """The rows as lines; the error without the mean over tokens where some row has it."""
     rest = any(r.error_of_rest is not None for r in rows)
-    head = ["codec", *COLUMNS, *([">without mean"] if rest else [])]
-    cells = [[h.removeprefix(">") for h in head]]
+    cells = [[*COLUMNS, *(["without mean"] if rest else [])]]
     for r in rows:
         line = [r.codec, f"{r.bytes_per_element:.3f}", _speed(r.encode_gb_per_s)]
         line += [_speed(r.decode_gb_per_s), _error(r.error)]
         cells.append(line + ([_error(r.error_of_rest)] if rest else []))
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    for row in cells:
-        padded = (
-            c.rjust(w) if h.startswith(">") else c.ljust(w)
-            for c, w, h in zip(row, widths, head, strict=True)
-        )
-        yield "  ".join(padded).rstrip()
+    return columns(cells)
 
 
 def _speed(gb_per_s: float) -> str:

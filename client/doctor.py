@@ -46,7 +46,7 @@ _ASKED, _SIZE_S = 4096, 20.0
 """Blobs of the largest question, of 66 bytes each, and how long its answer may take."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that was looked at."""
 
@@ -69,11 +69,11 @@ def examine(
     try:
         proxy = proxy_for(address)
     except ProxyError as error:
-        yield Finding(what="proxy", how="wrong", text=str(error))
+        yield Finding("proxy", "wrong", str(error))
         return
     if proxy is not None:  # which also looks the name up
         text = f"{proxy} of the environment is the way to {host}; no_proxy would name exceptions"
-        yield Finding(what="proxy", how="note", text=text)
+        yield Finding("proxy", "note", text)
     else:
         name = _name(host, port)
         yield name
@@ -86,10 +86,10 @@ def examine(
     try:
         shown = shown_by(address)
     except BrokerAwayError as error:
-        yield Finding(what="broker", how="wrong", text=str(error))
+        yield Finding("broker", "wrong", str(error))
         return
     fingerprint = fingerprint_of_pem(shown.authority)
-    yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
+    yield Finding("broker", "ok", f"authority {fingerprint.hex()[:16]}…")
     yield _clock(shown)
     yield _tls(address, shown)
     yield _packets(address)
@@ -108,7 +108,7 @@ def _credentials(address: str, shown: Shown, folders: list[Path], token: str) ->
             credential = Credential.load(folder)
         except CredentialError as error:
             found_any = True
-            yield Finding(what="credential", how="wrong", text=str(error))
+            yield Finding("credential", "wrong", str(error))
             continue
         if credential is None:
             continue
@@ -121,10 +121,10 @@ def _credentials(address: str, shown: Shown, folders: list[Path], token: str) ->
                 f"{credential.party} in {folder} is of another authority than answers there: the "
                 "broker was set up anew, or it is another one; log in again with a new token"
             )
-            yield Finding(what="credential", how="wrong", text=text)
+            yield Finding("credential", "wrong", text)
     if not found_any and not token:
         text = "this host has none for the broker: join or log in with a token first"
-        yield Finding(what="credential", how="note", text=text)
+        yield Finding("credential", "note", text)
 
 
 def _owner(host: Host) -> Iterator[Finding]:
@@ -132,11 +132,11 @@ def _owner(host: Host) -> Iterator[Finding]:
     since = host.paused_since
     if since is not None:
         text = f"this host is paused since {since:%Y-%m-%d %H:%M}: `shoal unpause` ends it"
-        yield Finding(what="owner", how="note", text=text)
+        yield Finding("owner", "note", text)
         return
     for one in host.standings():
         if one.closed and not one.ended:
-            yield Finding(what="owner", how="note", text=f"{one.name} is closed: {one.closed}")
+            yield Finding("owner", "note", f"{one.name} is closed: {one.closed}")
 
 
 def _name(host: str, port: int) -> Finding:
@@ -144,8 +144,8 @@ def _name(host: str, port: int) -> Finding:
         found = {a[4][0] for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError as error:
         text = f"{host} is not known ({error}): is it spelled right, is the network up?"
-        return Finding(what="name", how="wrong", text=text)
-    return Finding(what="name", how="ok", text=f"{host} is {', '.join(sorted(map(str, found)))}")
+        return Finding("name", "wrong", text)
+    return Finding("name", "ok", f"{host} is {', '.join(sorted(map(str, found)))}")
 
 
 def _port(host: str, port: int) -> Finding:
@@ -154,13 +154,13 @@ def _port(host: str, port: int) -> Finding:
     try:
         with dial(host, port, _PATIENCE_S):
             took_ms = 1e3 * (time.monotonic() - began)
-        return Finding(what="port", how="ok", text=f"{port} answers within {took_ms:.0f} ms")
+        return Finding("port", "ok", f"{port} answers within {took_ms:.0f} ms")
     except ProxyRefusedError as error:
-        return Finding(what="proxy", how="wrong", text=str(error))
+        return Finding("proxy", "wrong", str(error))
     except OSError as error:
         why = "a firewall may be in between" if isinstance(error, TimeoutError) else str(error)
         text = f"{port} does not answer ({why}): is `shoal broker` running, is the port forwarded?"
-        return Finding(what="port", how="wrong", text=text)
+        return Finding("port", "wrong", text)
 
 
 def _clock(shown: Shown) -> Finding:
@@ -169,34 +169,34 @@ def _clock(shown: Shown) -> Finding:
     if abs(ahead_s) < 2:  # the broker's answer knows whole seconds
         text = "agrees with the broker's"
     if abs(ahead_s) <= SKEW_S:
-        return Finding(what="clock", how="ok", text=text)
+        return Finding("clock", "ok", text)
     more = f"at most {SKEW_S:.0f} s are taken: set the wrong one (`timedatectl set-ntp true`)"
-    return Finding(what="clock", how="wrong", text=f"{text}; {more}")
+    return Finding("clock", "wrong", f"{text}; {more}")
 
 
 def _tls(address: str, shown: Shown) -> Finding:
     """By a handshake, in which the broker proves to be who its authority says."""
     problem = validity_problem(shown.authority, utc(time.time()), "the broker's authority")
     if problem := problem or handshake_problem(address, shown.authority):
-        return Finding(what="tls", how="wrong", text=problem)
-    return Finding(what="tls", how="ok", text="a handshake is whole, and it is the broker")
+        return Finding("tls", "wrong", problem)
+    return Finding("tls", "ok", "a handshake is whole, and it is the broker")
 
 
 def _packets(address: str) -> Finding:
     problem = packets_problem(address)
     text = problem or "full packets pass, there and back"
-    return Finding(what="packets", how="wrong" if problem else "ok", text=text)
+    return Finding("packets", "wrong" if problem else "ok", text)
 
 
 def _token(text: str, fingerprint: bytes, address: str) -> Finding:
     try:
         token = Token.parse(text)
     except TokenError as error:
-        return Finding(what="token", how="wrong", text=str(error))
+        return Finding("token", "wrong", str(error))
     if token.fingerprint != fingerprint:
         more = f"{address} did not give it out: check the address, or ask for a new line"
-        return Finding(what="token", how="wrong", text=more)
-    return Finding(what="token", how="ok", text="whole, and of this broker; its uses are not seen")
+        return Finding("token", "wrong", more)
+    return Finding("token", "ok", "whole, and of this broker; its uses are not seen")
 
 
 def _credential(credential: Credential, address: str, folder: Path) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ def _credential(credential: Credential, address: str, folder: Path) -> Iterator[
     directions."""
     who = f"{credential.party} in {folder}"
     if problem := validity_problem(credential.certificate, utc(time.time()), who):
-        yield Finding(what="credential", how="wrong", text=problem)
+        yield Finding("credential", "wrong", problem)
         return
     options = channel_options(address)
     with grpc.secure_channel(address, credential.for_channel(), options=options) as channel:
@@ -215,16 +215,13 @@ def _credential(credential: Credential, address: str, folder: Path) -> Iterator[
         except grpc.FutureTimeoutError:
             why = why_no_tls(address, credential) or "does a proxy break it up?"
             text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; {why}"
-            yield Finding(what="credential", how="wrong", text=text)
+            yield Finding("credential", "wrong", text)
             return
         except grpc.RpcError as error:
-            why = in_words(
-                printable((isinstance(error, grpc.Call) and error.details()) or str(error))
-            )
-            yield Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
+            yield Finding("credential", "wrong", f"{who} is refused: {_said(error)}")
             return
         text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
-        yield Finding(what="credential", how="ok", text=text)
+        yield Finding("credential", "ok", text)
         yield _size(stub)
 
 
@@ -234,12 +231,14 @@ def _size(stub: BlobsStub) -> Finding:
     try:
         stub.Have(asked, timeout=_SIZE_S)
     except grpc.RpcError as error:
-        why = in_words(printable((isinstance(error, grpc.Call) and error.details()) or str(error)))
-        text = (
-            f"{asked.ByteSize()} bytes do not come through within {_SIZE_S:.0f} s ({why}): {VANISH}"
-        )
-        return Finding(what="size", how="wrong", text=text)
-    return Finding(what="size", how="ok", text=f"{asked.ByteSize()} bytes pass, there and back")
+        late = f"{asked.ByteSize()} bytes do not come through within {_SIZE_S:.0f} s"
+        return Finding("size", "wrong", f"{late} ({_said(error)}): {VANISH}")
+    return Finding("size", "ok", f"{asked.ByteSize()} bytes pass, there and back")
+
+
+def _said(error: grpc.RpcError) -> str:
+    """What an answer says, for people."""
+    return in_words(printable((isinstance(error, grpc.Call) and error.details()) or str(error)))
 
 
 def _reachable(host: str) -> Finding:
@@ -248,4 +247,4 @@ def _reachable(host: str) -> Finding:
         f"packets leave from {mine}; whether other peers can dial that, the broker tries when a "
         "peer joins (`shoal peers` shows it); who cannot be dialled is reached by relay"
     )
-    return Finding(what="address", how="note", text=text)
+    return Finding("address", "note", text)

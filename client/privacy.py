@@ -15,6 +15,7 @@ takes a little more noise for the same budget.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -85,13 +86,18 @@ def least_noise(epsilon: float, delta: float, sums: int) -> float:
 def least_in_shares(epsilon: float, delta: float, sums: int) -> float:
     """As `least_noise`, of noise that is a sum of discrete Gaussians; rounded up to a part in a
     million."""
+    return _least(lambda noise: _epsilon_in_shares(noise, delta, sums) <= epsilon)
+
+
+def _least(is_enough: Callable[[float], bool]) -> float:
+    """Return the least positive number that is enough, as all above it are, rounded up to a part in
+    a million."""
     low, high = 0.0, 1.0
-    while _epsilon_in_shares(high, delta, sums) > epsilon:
+    while not is_enough(high):
         low, high = high, 2 * high
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        small = _epsilon_in_shares(middle, delta, sums) <= epsilon
-        low, high = (low, middle) if small else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -112,14 +118,7 @@ def spent_epsilon(privacy: ClientPrivacy, sums: int) -> float:
         return _epsilon_in_shares(privacy.noise, privacy.delta, sums)
     _, _, mechanism = _library()
     loss = mechanism.GaussianPrivacyLoss(privacy.noise / math.sqrt(sums))
-    low, high = 0.0, 1.0
-    while loss.get_delta_for_epsilon(high) > privacy.delta:
-        low, high = high, 2 * high
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        small = loss.get_delta_for_epsilon(middle) <= privacy.delta
-        low, high = (low, middle) if small else (middle, high)
-    return high
+    return _least(lambda epsilon: loss.get_delta_for_epsilon(epsilon) <= privacy.delta)
 
 
 def with_noise(job: Job) -> Job:

@@ -8,12 +8,10 @@ uploaded by content hash.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,13 +31,11 @@ from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..job.rounds import method_of
-from ..peer.data.manifest import Manifest
 from ..peer.data.survey import Ignored, not_finite, survey
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
 from .files.columns import check_names
 from .files.hub import fetched
-from .files.records import record_of, write_run
 from .files.shards import Pretrained
 from .files.uplink import starting_bytes, takes
 from .files.weight_files import Stored
@@ -64,64 +60,18 @@ from .models.division import why_it_depends
 from .models.factories import is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
+from .prepared import Prepared
 from .privacy import check_hides, check_moves, check_sums, with_noise
 from .sidecars import check_base, check_format, sidecars_of
 from .stages_of_clients import with_stages
 
-__all__ = [
-    "Prepared",
-    "draft",
-    "prepare",
-    "spec_of",
-]
+__all__ = ["Prepared", "draft", "prepare", "spec_of"]
 
 Say = Callable[[str], None]
 
 _TURN = threading.RLock()
 """Held by the thread that builds and captures: seeds, and what a capture puts in torch's place, are
 the whole process's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A job that is ready to be uploaded. `files` are in a folder that lives as long as `prepare`.
-
-    local: as in JobData.
-    core: the graph for peers with the core operator set; None where it has no core form.
-    weights: the values that the model begins with, of all that neither the recipe makes nor files
-    of their own have (`pretrained`), which are read when they are uploaded.
-    microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
-    right for all of them. client_sizes, client_data: as in RunSpec.
-    """
-
-    job: Job
-    graph: Graph
-    core: Lowered | None
-    manifest: Manifest
-    shards: dict[str, Path]
-    weights: Path
-    sidecars: tuple[Path, ...]
-    microbatch_sizes: tuple[int, ...] = ()
-    local: tuple[str, ...] = ()
-    recipe: Recipe | None = None
-    pretrained: Pretrained | None = None
-    client_sizes: tuple[int, ...] = ()
-    client_data: tuple[Manifest, ...] = ()
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Positions, and samples of arrays."""
-        return self.job.train.batch * self.job.data.positions
-
-    def keep(self, folder: Path, run: str) -> None:
-        """Leaves in the run's output folder what an export and the figures need later."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in self.sidecars:
-            (folder / "sidecars").mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / "sidecars" / path.name)
-        data = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
-        job = self.job
-        write_run(folder, record_of(run, job, job.output.to, data, self.tokens_per_step))
 
 
 class _Outlined(NamedTuple):

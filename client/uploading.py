@@ -15,7 +15,8 @@ from .files.sending import send
 from .files.shards import LARGE_BYTES, Pretrained
 from .files.uplink import Uplink, takes
 from .files.weight_files import find
-from .submission import Prepared, Say, spec_of
+from .prepared import Prepared
+from .submission import Say, spec_of
 
 __all__ = ["transfer", "upload"]
 

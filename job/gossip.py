@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .settings import Settings, SettingsError, at_least, at_most
+from .settings import Settings, at_least, at_most, expect
 from .units import Rate
 
-__all__ = [
-    "NoLocoOptions",
-    "PairOptions",
-    "SapsOptions",
-    "SapsOuterOptions",
-]
+__all__ = ["NoLocoOptions", "PairOptions", "SapsOptions", "SapsOuterOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +41,7 @@ class SapsOptions(FastPairOptions):
 
     def check(self) -> None:
         super().check()
-        if not 0 < self.keep <= 1:
-            raise SettingsError("keep", f"is {self.keep}: expected a number in (0, 1]")
+        expect(self, "keep", 0 < self.keep <= 1, "a number in (0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +55,8 @@ class NoLocoOptions(Settings):
     """Outer momentum, in [0, 1)."""
 
     def check(self) -> None:
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
-        if not 0 <= self.momentum < 1:
-            raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
+        expect(self, "lr", self.lr > 0, "more than 0")
+        expect(self, "momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from .settings import Settings, SettingsError, at_least, at_most, meant
+from .settings import Settings, SettingsError, at_least, at_most, expect, meant
 
 __all__ = ["METHODS", "Method", "method_options", "method_text"]
 
@@ -77,8 +77,7 @@ class DeMoOptions(Method):
     def check(self) -> None:
         at_least(self, 1, "block", "top")
         at_most(self, 128, "block")
-        if not 0 <= self.decay < 1:
-            raise SettingsError("decay", f"is {self.decay}: expected a share in [0, 1)")
+        expect(self, "decay", 0 <= self.decay < 1, "a share in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)

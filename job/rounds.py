@@ -20,7 +20,7 @@ from .clients.client_options import (
 from .clients.client_privacy import ClientPrivacy
 from .clients.local_work import FedImproOptions
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
-from .settings import Settings, SettingsError, at_least, at_most
+from .settings import Settings, SettingsError, at_least, at_most, expect
 
 __all__ = [
     "FEDERATED",
@@ -43,11 +43,6 @@ SUM_BYTES = 8
 """Of each number, of a sum of what clients came to that a pipeline has trained so far."""
 
 
-def _check_overlap(overlap: int | str) -> None:
-    if overlap != "auto" and int(overlap) < 0:
-        raise SettingsError("overlap", f'is {overlap}: expected 0, more, or "auto"')
-
-
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions(Settings):
     """average: every replica goes on from the mean of all."""
@@ -57,7 +52,7 @@ class AverageOptions(Settings):
     last exchange took."""
 
     def check(self) -> None:
-        _check_overlap(self.overlap)
+        expect(self, "overlap", self.overlap == "auto" or self.overlap >= 0, '0, more, or "auto"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +69,9 @@ class DilocoOptions(Settings):
     last exchange took."""
 
     def check(self) -> None:
-        _check_overlap(self.overlap)
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
-        if not 0 <= self.momentum < 1:
-            raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
+        expect(self, "overlap", self.overlap == "auto" or self.overlap >= 0, '0, more, or "auto"')
+        expect(self, "lr", self.lr > 0, "more than 0")
+        expect(self, "momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +93,8 @@ class StreamingOptions(DilocoOptions):
     def check(self) -> None:
         super().check()
         at_least(self, 1, "fragments")
-        if not 0 <= self.mix < 1:
-            raise SettingsError("mix", f"is {self.mix}: expected a number in [0, 1)")
-        if self.bits not in (4, 32):
-            raise SettingsError("bits", f"is {self.bits}: expected 4 or 32")
+        expect(self, "mix", 0 <= self.mix < 1, "a number in [0, 1)")
+        expect(self, "bits", self.bits in (4, 32), "4 or 32")
 
     @property
     def codec(self) -> str:
@@ -144,18 +135,11 @@ class SparseLocoOptions(Settings):
         return f"chunks:density={density!r},chunk={self.chunk},bits={self.bits}"
 
     def check(self) -> None:
-        if not 0 < self.density <= 1:
-            raise SettingsError("density", f"is {self.density}: expected a number in (0, 1]")
-        if not 0 <= self.result_density <= 1:
-            raise SettingsError(
-                "result_density", f"is {self.result_density}: expected a number in [0, 1]"
-            )
-        if self.bits not in (2, 32):
-            raise SettingsError("bits", f"is {self.bits}: expected 2 or 32")
-        if not 0 <= self.decay <= 1:
-            raise SettingsError("decay", f"is {self.decay}: expected a number in [0, 1]")
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        expect(self, "density", 0 < self.density <= 1, "a number in (0, 1]")
+        expect(self, "result_density", 0 <= self.result_density <= 1, "a number in [0, 1]")
+        expect(self, "bits", self.bits in (2, 32), "2 or 32")
+        expect(self, "decay", 0 <= self.decay <= 1, "a number in [0, 1]")
+        expect(self, "lr", self.lr > 0, "more than 0")
         at_least(self, 1, "chunk")
         at_most(self, 1 << 20, "chunk")
 

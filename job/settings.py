@@ -28,6 +28,8 @@ __all__ = [
     "SettingsError",
     "at_least",
     "at_most",
+    "default_of",
+    "expect",
     "json_object",
     "located",
     "meant",
@@ -92,6 +94,12 @@ class Settings:
             if no_default and name not in table:
                 raise SettingsError(name, f"is missing: expected {_describe(_hints(cls)[name])}")
         return cls(**table)
+
+
+def default_of(cls: Any, key: str) -> Any:
+    """What a key is where nobody says it."""
+    field = cls.__dataclass_fields__[key]
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
 
 
 _KNOWN_HINTS: dict[Any, dict[str, Any]] = {}  # evaluated once: a scenario makes thousands
@@ -386,15 +394,20 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def expect(settings: Settings, key: str, holds: bool, what: str) -> None:
+    """Raises SettingsError, with what was expected, unless something holds of a key. It is said so
+    that NaN, of which nothing holds, is refused too."""
+    if not holds:
+        raise SettingsError(key, f"is {getattr(settings, key)}: expected {what}")
+
+
 def at_least(settings: Settings, least: int, *keys: str) -> None:
     """Raises SettingsError for a smaller one of these."""
     for key in keys:
-        if not getattr(settings, key) >= least:  # not >=: NaN is refused too
-            raise SettingsError(key, f"is {getattr(settings, key)}: expected {least} or more")
+        expect(settings, key, getattr(settings, key) >= least, f"{least} or more")
 
 
 def at_most(settings: Settings, most: int, *keys: str) -> None:
     """Raises SettingsError for a larger one of these."""
     for key in keys:
-        if getattr(settings, key) > most:
-            raise SettingsError(key, f"is {getattr(settings, key)}: expected at most {most}")
+        expect(settings, key, getattr(settings, key) <= most, f"at most {most}")

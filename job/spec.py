@@ -18,13 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from .clients.client_options import Cohorts
+from .clients.client_options import AGGREGATES, Cohorts, share_of
+from .job_tables import JobTables
 from .log_options import Log
 from .plan_options import PlanOptions
 from .refusals.idle import idle
 from .refusals.unsupported import unsupported
 from .rounds import RoundSettings
-from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
+from .settings import SettingsError, expect, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
@@ -38,7 +39,7 @@ MOST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
-class Job(Settings):
+class Job(JobTables):
     """A whole job. `module` and `folder` are the submitter's own and are not part of its JSON."""
 
     OF_JOB: ClassVar[bool] = True
@@ -49,32 +50,6 @@ class Job(Settings):
         )
     )
 
-    version: int
-    """Of the format; 1."""
-    name: str
-    """For people."""
-    seed: int
-    """Of everything random."""
-    priority: int
-    """Higher goes first when runs compete for peers."""
-    model: Model
-    """What is trained."""
-    data: Data
-    """On what."""
-    train: Train
-    """How."""
-    plan: PlanOptions
-    """Where."""
-    codec: Codec
-    """Compressed how."""
-    sync: Sync
-    """Synchronised how."""
-    recovery: Recovery
-    """And when a peer is lost."""
-    output: Output
-    """What is left."""
-    log: Log
-    """Who else is told."""
     OURS: ClassVar[frozenset[str]] = frozenset({"module", "folder", "tokenizer", "dataset"})
 
     module: Any = field(default=None, compare=False, repr=False)
@@ -151,8 +126,7 @@ class Job(Settings):
         self.__post_init__()
 
     def check(self) -> None:
-        if self.version != 1:
-            raise SettingsError("version", f"is {self.version}: expected 1")
+        expect(self, "version", self.version == 1, "1")
         if len(self.name) > MOST_NAME or not self.name.isprintable():
             raise SettingsError(
                 "name", f"is {self.name[:40]!a}: expected at most {MOST_NAME} printable characters"
@@ -350,17 +324,6 @@ class Job(Settings):
         )
 
     @property
-    def replicas(self) -> int:
-        """Among so many the batch is divided; 1 while that is undecided."""
-        return 1 if self.plan.replicas == "auto" else self.plan.replicas
-
-    @property
-    def divided(self) -> int:
-        """Among so many replicas a batch is divided; 1 in federated training, where it is a
-        client's."""
-        return 1 if self.sync.kind == "federated" else self.replicas
-
-    @property
     def undecided(self) -> bool:
         """Whether the planner says how many replicas it has."""
         return self.sync.kind != "allreduce" and self.plan.replicas == "auto"
@@ -408,15 +371,19 @@ class Job(Settings):
 
     @property
     def _cohorts(self) -> Cohorts | None:
-        """Clients and cohorts; None: replicas make steps."""
+        """Clients and cohorts; None: replicas make steps, or how many clients there are is only
+        known with the data."""
         sync, partition = self.sync, self.data.partition
-        if sync.kind != "federated" or partition is None:
+        if sync.kind != "federated" or partition is None or partition.clients is None:
             return None
-        return Cohorts.of(
-            partition,
-            self.data.targets,
-            sync.per_round,
-            sync.byzantine,
+        count = share_of(sync.per_round, partition.clients)
+        leaves_out = sync.aggregate in AGGREGATES
+        return Cohorts(
+            partition=partition,
+            labels=self.data.targets,
+            clients=partition.clients,
+            per_round=count,
+            byzantine=share_of(sync.byzantine, count, "byzantine") if leaves_out else 0,
             local=sync.local,
             weight=sync.weight,
             aggregate=sync.aggregate,

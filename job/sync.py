@@ -25,7 +25,7 @@ from .clients.local_work import FedImproOptions, LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
-from .settings import Settings, SettingsError, at_least, meant
+from .settings import Settings, SettingsError, at_least, default_of, expect, meant
 from .units import Duration
 
 __all__ = ["AUDIT", "METHODS", "Sync", "with_method"]
@@ -38,23 +38,12 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
-_OF_CLIENTS: Mapping[str, Any] = {
-    "per_round": "10%",
-    "local": LocalWork(passes=1),
-    "weight": "samples",
-    "aggregate": "mean",
-    "byzantine": "20%",
-    "over_select": 1.0,
-    "select": "",
-    "privacy": None,
-    "compression": "none",
-    "compression_options": CompressionOptions(),
-    "client_links": None,
-    "client_feedback": "none",
-    "virtual_data": "none",
-    "secure": False,
-}
-"""Keys of [sync] that are for kind = "federated" alone, with their defaults."""
+_OF_CLIENTS = (
+    *("per_round", "local", "weight", "aggregate", "byzantine", "over_select", "select"),
+    *("privacy", "compression", "compression_options", "client_links", "client_feedback"),
+    *("virtual_data", "secure"),
+)
+"""Keys of [sync] that are for kind = "federated" alone."""
 AUDIT = 0.05
 """Share of sums that are added up again where the job does not say."""
 EVERY = 50
@@ -177,13 +166,11 @@ class Sync(Settings):
                     'after every step: expected 1, or kind = "local"',
                 )
         self._check_audit()
-        if self.deadline != "auto" and not self.deadline > 0:
-            raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
+        expect(self, "deadline", self.deadline == "auto" or self.deadline > 0, "more than no time")
         self.needed(100)
 
     def _check_audit(self) -> None:
-        if not 0 <= self.audit <= 1:
-            raise SettingsError("audit", f"is {self.audit}: expected a share from 0 to 1")
+        expect(self, "audit", 0 <= self.audit <= 1, "a share from 0 to 1")
         if self.audit in (0, AUDIT):
             return
         why = ""
@@ -209,8 +196,7 @@ class Sync(Settings):
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
             check_weight(self.aggregate, self.weight)
-            if not 1 <= self.over_select < math.inf:
-                raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
+            expect(self, "over_select", 1 <= self.over_select < math.inf, "at least 1")
             if self.select and ":" not in self.select:
                 raise SettingsError(
                     "select",
@@ -226,8 +212,8 @@ class Sync(Settings):
                 )
             _ = self.client_compression
             return
-        for key, usual in _OF_CLIENTS.items():
-            if getattr(self, key) != usual:
+        for key in _OF_CLIENTS:
+            if getattr(self, key) != default_of(Sync, key):
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )
@@ -253,10 +239,7 @@ class Sync(Settings):
     def client_compression(self) -> ClientCompression:
         """What clients send. Raises SettingsError."""
         return ClientCompression(
-            compression=self.compression,
-            compression_options=self.compression_options,
-            client_links=self.client_links,
-            client_feedback=self.client_feedback,
+            **{f.name: getattr(self, f.name) for f in fields(ClientCompression)}
         )
 
     @property

@@ -11,18 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from .clients.partitioning import Partitioning
-from .settings import Settings, SettingsError, at_least, plain
+from .settings import Settings, SettingsError, at_least, expect, plain
 from .units import Duration
 
-__all__ = [
-    "CODEC_ROLES",
-    "LIVE",
-    "Codec",
-    "Data",
-    "Model",
-    "Output",
-    "Recovery",
-]
+__all__ = ["CODEC_ROLES", "LIVE", "Codec", "Data", "Model", "Output", "Recovery"]
 
 LIVE = "live:"
 """Start of the factory that stands for a live module; it names the module's class, for people."""
@@ -155,8 +147,7 @@ class Data(Settings):
     """Argument of the model's forward that takes the targets; empty: none."""
 
     def check(self) -> None:
-        if not 0.0 <= self.holdout < 1.0:
-            raise SettingsError("holdout", f"is {self.holdout}: expected a share in [0, 1)")
+        expect(self, "holdout", 0.0 <= self.holdout < 1.0, "a share in [0, 1)")
         at_least(self, 1, "length")
         self._check_records()
         if self.where == "peer" and not self.source:

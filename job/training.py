@@ -9,18 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
-from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
+from .settings import Settings, SettingsError, at_least, at_most, expect, json_object, plain
 from .units import Duration
 
-__all__ = [
-    "LENGTHS",
-    "MOST_CHOICES",
-    "MOST_MICROBATCHES",
-    "LossScale",
-    "Stop",
-    "Train",
-    "Training",
-]
+__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "LossScale", "Stop", "Train", "Training"]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31
@@ -47,8 +39,7 @@ class Stop(Settings):
     """So many evaluations in a row none of which is better than the best before."""
 
     def check(self) -> None:
-        if self.loss is not None and not math.isfinite(self.loss):
-            raise SettingsError("loss", f"is {self.loss}: expected a finite number")
+        expect(self, "loss", self.loss is None or math.isfinite(self.loss), "a finite number")
         if self.time is not None and self.time <= 0:
             raise SettingsError("time", f"is {float(self.time):g} s: expected more than 0")
         if self.no_better_for is not None:
@@ -159,8 +150,7 @@ class Train(Settings):
         at_most(self, MOST_BATCH, "batch")
         at_least(self, 0, "lr", "eps", "momentum", "weight_decay", "lr_final", "clip")
         at_least(self, 0, "eval_every", "eval_batches")
-        if not 0.0 <= self.ema < 1.0:
-            raise SettingsError("ema", f"is {self.ema}: expected a number in [0, 1)")
+        expect(self, "ema", 0.0 <= self.ema < 1.0, "a number in [0, 1)")
         for i, beta in enumerate(self.betas):
             if not 0.0 <= beta < 1.0:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")

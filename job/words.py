@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "ELSEWHERE",
     "WRONG_CHOICE",
+    "columns",
     "count_of",
     "counted_in",
     "loss_text",
@@ -69,6 +70,15 @@ def some_of(names: Sequence[str], most: int = 4, between: str = ", ") -> str:
     """The first of the names, and how many more there are: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def columns(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Cells below each other: the first at the left, all others at the right."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = [first.ljust(widths[0])]
+        cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
+        yield "  ".join(cells).rstrip()
 
 
 def size_text(count: float) -> str:

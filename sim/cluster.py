@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..client.front import CapturedFacts, SimulationFront
+from ..client.front import SimulationFront
+from ..client.prepared import Prepared
 from ..client.runs.run import Run
+from ..client.show.wire import CompressionSums
 from ..job import Job
 from ..proto import broker_pb2
 from .following import Following
@@ -21,7 +23,7 @@ from .processes import PATIENCE_S, ClusterError, LocalCluster
 from .report import Summary, unigram_entropy
 from .verify import verify
 
-__all__ = ["ClusterRun", "evaluate_half", "run_cluster"]
+__all__ = ["ClusterRun", "evaluate_half", "run_cluster", "verify_beside"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class ClusterRun:
     """One run in a cluster, after its end."""
 
     followed: Following
-    facts: CapturedFacts
+    facts: Prepared
     handle: Run
 
 
@@ -56,15 +58,30 @@ def run_cluster(
         evaluate_half(trained, shown)
         if options.keep is not None:
             summary.weights = str(exported(trained.handle, setting.job, folder))
-        if not options.verify:
-            return
+        if options.verify:
+            verify_beside(cluster, front, job, folder, trained, names, shown, running)
 
-        def one_stage(alone: Job) -> Sequence[float]:
-            return beside(cluster, front, alone, folder / "alone", names).losses
 
-        if not trained.facts.random:
-            running.close()  # what is compared with needs no peers
-        verify(job, trained.followed, trained.facts, front, one_stage, shown.say)
+def verify_beside(
+    cluster: LocalCluster,
+    front: SimulationFront,
+    job: Job,
+    folder: Path,
+    trained: ClusterRun,
+    names: Mapping[str, str],
+    shown: LiveView,
+    running: ExitStack,
+    expected: float | None = None,
+) -> None:
+    """Compares a run with its plain loop (`verify`). `running`: ends the processes, once what it is
+    compared with needs none."""
+
+    def one_stage(alone: Job) -> Sequence[float]:
+        return beside(cluster, front, alone, folder / "alone", names).losses
+
+    if not trained.facts.random:
+        running.close()
+    verify(job, trained.followed, trained.facts, front, one_stage, shown.say, expected)
 
 
 def train(
@@ -85,11 +102,12 @@ def train(
     else will join, so that waiting for memory is the end."""
     shown.say(f"submitting {job.name}")
     run, facts = front.submit(cluster.address, job, folder)
-    summary.run, summary.params, summary.operators = run.id, facts.parameters, facts.operators
+    summary.run, summary.params = run.id, facts.parameters
+    summary.operators = len(facts.graph.operators)
     shown.view.names, shown.view.tokens_per_step = names, facts.tokens_per_step
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
-    followed, wire = Following(summary, names, limits), front.wire(names)
+    followed, wire = Following(summary, names, limits), CompressionSums(lambda: names)
     with _limited(run, limit_s) as late:
         for event in run.watch():
             followed.see(event)

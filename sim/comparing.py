@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from ..broker.course import Course
 from ..broker.round_rows import RoundRows
 from ..client.errors import RecordError
 from ..client.files.records import read_run, step_numbers
-from ..client.files.row_file import rows_of
+from ..client.files.row_file import read_rows
 from ..client.runs.run import Run
 from ..client.runs.session import connect
 from ..job.settings import json_object
@@ -80,9 +80,9 @@ def folder_told(folder: Path, label: str) -> Told:
             "run that was submitted from here (runs/RUN), or a report of shoal sim --report"
         )
     course = Course()
-    rows = list(_rows(folder / "rounds.jsonl"))
+    rows = list(read_rows(folder / "rounds.jsonl"))
     apart = any(row["kind"] == "round_done" for row in rows)
-    for row in _rows(folder / "metrics.jsonl"):
+    for row in read_rows(folder / "metrics.jsonl"):
         numbers = {key: math.nan if value is None else value for key, value in row.items()}
         course.stepped(numbers, row.get("replica", 0) if apart else None)
     for row in rows:
@@ -93,13 +93,6 @@ def folder_told(folder: Path, label: str) -> Told:
             course.evaluated(row["round"], math.nan if held_out is None else held_out)
     job = record["job"]
     return Told(label=label, seed=job.get("seed", 0), job=job, course=course.points)
-
-
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of rows, which somebody may be writing; none where there is none.
-    Numbers that were not finite are None."""
-    if file.is_file():
-        yield from rows_of(file.read_bytes(), file)
 
 
 def run_told(run: Run, label: str) -> Told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -101,8 +102,7 @@ class Following:
         if not self._plans:
             return None
         first, *others = [report for _, (_, report) in sorted(self._plans.items())]
-        found = broker_pb2.PlanReport()
-        found.CopyFrom(first)
+        found = copy.deepcopy(first)
         for other in others:
             found.predicted.peers.extend(other.predicted.peers)
             found.predicted.links.extend(other.predicted.links)

@@ -239,10 +239,10 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
-def started_by(pid: int) -> list[int]:
+def started_by(pid: int, root: Path = Path("/proc")) -> list[int]:
     """Processes that another one started and that have not ended (Linux)."""
     found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+    for thread in (root / str(pid) / "task").glob("*/children"):
         with suppress(OSError):
             found += map(int, thread.read_text().split())
     return found

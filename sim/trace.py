@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -135,10 +135,7 @@ class Trace:
 
     def totals(self) -> dict[TotalKey, Total]:
         """Sums over all spans, also those that were left out."""
-        sums = {
-            part: Total(t.count, t.seconds, t.size_bytes, t.dense_bytes)
-            for part, t in self.beyond.items()
-        }
+        sums = {part: replace(total) for part, total in self.beyond.items()}
         for span in self.spans:
             _count(sums, span)
         return sums
@@ -153,8 +150,7 @@ class Trace:
             yield _dump({"left_out": self.spans_left_out, "marks": self.marks_left_out})
             yield _dump({"ended_s": self.end_s})
             for part, t in sorted(self.beyond.items()):
-                sums = {f.name: getattr(t, f.name) for f in fields(t)}
-                yield _dump({**part._asdict(), **sums})
+                yield _dump({**part._asdict(), **asdict(t)})
 
     def digest(self) -> str:
         """SHA-256 of the lines: the hash of the event log."""
@@ -197,13 +193,10 @@ class Trace:
             self.add(Mark(**record))
         else:
             if record.get("kind") not in _KINDS:
-                raise TraceError(f"kind is {record.get('kind')!r}: expected one of {_names()}")
+                known = ", ".join(get_args(Kind))
+                raise TraceError(f"kind is {record.get('kind')!r}: expected one of {known}")
             self.most_spans = max(self.most_spans, len(self.spans) + 1)
             self.add(Span(**record))
-
-
-def _names() -> str:
-    return ", ".join(get_args(Kind))
 
 
 def _count(sums: dict[TotalKey, Total], span: Span) -> None:

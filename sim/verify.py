@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ..client.front import CapturedFacts, SimulationFront
+import torch
+
+from ..client.front import SimulationFront
+from ..client.prepared import Prepared
 from ..job import Codec, Job
 from ..job.plan_options import PlanOptions
 from ..job.sync import Sync
@@ -22,7 +26,7 @@ from .plain.plain_rounds import beside, train_rounds
 from .plain.round_oracle import PlainResult
 from .report import Summary
 
-__all__ = ["TOLERANCE", "add_baselines", "as_one_stage", "compare", "judge", "verify"]
+__all__ = ["TOLERANCE", "add_baselines", "as_one_stage", "compare", "judge", "one_thread", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
@@ -34,7 +38,7 @@ softmax and norms to float16 as well."""
 def verify(
     job: Job,
     followed: Following,
-    facts: CapturedFacts,
+    facts: Prepared,
     front: SimulationFront,
     one_stage: Callable[[Job], Sequence[float]],
     say: Callable[[str], None],
@@ -61,6 +65,18 @@ def verify(
             found.steps(one_stage)
     except oracle.HalfLossError as error:
         say(f"not verified: {error}, which no scale of {job.train.loss_scale.init_scale:g} is")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operators of a job that fits a simulation are small: a second thread would only wait for
+    them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def as_one_stage(job: Job, microbatch_size: int) -> Job:
@@ -123,7 +139,7 @@ class _Verification:
 
     job: Job
     followed: Following
-    facts: CapturedFacts
+    facts: Prepared
     front: SimulationFront
     say: Callable[[str], None]
     expected: float | None
@@ -237,7 +253,7 @@ class _Verification:
 def add_baselines(
     job: Job,
     followed: Following,
-    facts: CapturedFacts,
+    facts: Prepared,
     front: SimulationFront,
     most: int,
     say: Callable[[str], None],

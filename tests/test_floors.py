@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         chat errors < bench doctor files further_classes stages_of_clients job_data privacy
-        templates < access models < matrices sidecars < submission < uploading < runs
+        templates < access models < matrices prepared sidecars < submission < uploading < runs
         < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
@@ -61,7 +61,7 @@ ORDER = {
         < address repeats temporary < blobs web < identity < discovery transports""",
     "job": """
         encodings units words < settings < clients gossip log_options methods plan_options
-        < rounds tables < sync training < refusals stripped < spec""",
+        < rounds tables < sync training < job_tables stripped < refusals < spec""",
     "peer": """
         blobs data hours logs optimizers secure < sync < core host < rounds < federated
         < compute < shell < entry""",

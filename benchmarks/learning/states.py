@@ -100,7 +100,7 @@ def _held_out(
     """The held-out loss after training."""
     job = _job(seed, steps, second, optimizer, state_dtype)
     front = SimulationFront()
-    facts = front.facts(job)
+    facts = front.prepared(job)
     reader = Reader(facts.manifest, facts.shards.__getitem__, seed=seed, microbatches=1)
     with front.module(job) as module:
         kept = torch.bfloat16 if weights == "bf16" else torch.float32

@@ -199,8 +199,9 @@ def played(scheduler: str, **trace: Any) -> tuple[float, str]:
     rate = (len(at) - 1) * batch / (float(scenario.limit) - at[0])
     widths = [len({h for s in p.stages for h in s.holders}) for p in plans]
     told = (
-        f"{rate:.2f} samples/s, {len(at)} steps, {found.churned} went or came, {len(plans)} plans "
-        f"of {min(widths)} to {max(widths)} peers, {time.process_time() - began:.0f} CPU s"
+        f"{rate:.2f} samples/s, {len(at)} steps, {found.faults.churned} went or came, "
+        f"{len(plans)} plans of {min(widths)} to {max(widths)} peers, "
+        f"{time.process_time() - began:.0f} CPU s"
     )
     return rate, told
 

@@ -125,7 +125,7 @@ def geography(seed: int, places: int = 12) -> Instance:
     np.fill_diagonal(latency_s, 0.001)
     np.fill_diagonal(bandwidth, 2e9)
     names = tuple(f"place-{k}" for k in range(places))
-    topology = Topology(f"geography{seed}", names, latency_s, bandwidth, (), {}, {})
+    topology = Topology(f"geography{seed}", names, latency_s, bandwidth, (), {})
     return _instance(topology.name, topology, [k % places for k in range(NODES)])
 
 
@@ -147,7 +147,6 @@ def from_file(path: Path) -> Instance:
         "same_place": {"latency_ms": 1, "bandwidth_bytes_per_s": 2147483648},
         "node_places": [],
         "experiment": {},
-        "subsets": {},
         "variants": {},
     }
     try:

@@ -119,7 +119,7 @@ def single_process(job: Job) -> list[float]:
     torch.set_num_threads(1)  # as the peers; more wait for each other where cores are taken
     front = SimulationFront()
     try:
-        facts, batches = front.facts(job), job.train.batch // MICROBATCH
+        facts, batches = front.prepared(job), job.train.batch // MICROBATCH
         reader = Reader(
             facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=batches
         )

@@ -34,7 +34,7 @@ from shoal.sim.virtual.world import World
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.client.submission import Prepared
+    from shoal.client.prepared import Prepared
 
 __all__ = ["Outcome", "chaos", "draw"]
 
@@ -212,7 +212,7 @@ def _one(
         watched, faults, kinds = cluster.run(prepared, seed)
     except Exception as error:
         problems.append(repr(error))
-    fired = faults.fired() if faults is not None else ()
+    fired = faults.fired if faults is not None else ()
     seconds = time.monotonic() - began
     far, equal, terms = 0.0, False, 0
     if watched is not None:

@@ -24,7 +24,7 @@ from shoal.sim.processes import LocalCluster, started_by
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.client.front import SimulationFront
-    from shoal.client.submission import Prepared
+    from shoal.client.prepared import Prepared
     from shoal.proto.broker_pb2 import RunEvent
 
 __all__ = ["Alone", "alone", "job_of", "killed", "leftovers", "real"]
@@ -82,7 +82,7 @@ def alone(job: Job, front: SimulationFront) -> Alone:
     from shoal.sim.plain import oracle
 
     torch.set_num_threads(1)  # as the peers; more wait for each other where cores are taken
-    facts, found, train = front.facts(job), Alone(), job.train
+    facts, found, train = front.prepared(job), Alone(), job.train
     reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=BATCHES)
     steps = train.steps or 0
     with front.module(job) as module:

@@ -24,7 +24,8 @@ from shoal.benchmarks.steps.pipeline_codecs import overlap, wait_for_peers
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import connect
 from shoal.client.models import models
-from shoal.client.submission import Prepared, prepare
+from shoal.client.prepared import Prepared
+from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import StepDone

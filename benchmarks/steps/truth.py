@@ -27,7 +27,8 @@ import torch
 from shoal.benchmarks.steps import truth_memory, truth_rounds
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import Client, connect
-from shoal.client.submission import Prepared, prepare
+from shoal.client.prepared import Prepared
+from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.proto.broker_pb2 import PlanReport
 from shoal.sim.processes import LocalCluster

@@ -86,7 +86,7 @@ def draw(number: int) -> tuple[Job, random.Random]:
 
 def expected(job: Job, front: SimulationFront, events: Sequence[RunEvent]) -> dict[str, Tensor]:
     """What the plain loop comes to, of the rounds that were committed."""
-    facts, count = front.facts(job), BATCH // SIZE
+    facts, count = front.prepared(job), BATCH // SIZE
     reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=count)
     with front.module(job) as module:
         return train_rounds(

@@ -167,7 +167,7 @@ def write(folder: Path, target: float) -> None:
     """What rivals train, as Shoal would."""
     job = Job.from_toml(folder / "race.toml")
     front = SimulationFront()
-    prepared, train = front._prepare(job), job.train
+    prepared, train = front.prepared(job), job.train
     reader = Reader(
         prepared.manifest,
         prepared.shards.__getitem__,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.client import Run, connect
 from shoal.client.front import SimulationFront
-from shoal.client.submission import Prepared
+from shoal.client.prepared import Prepared
 from shoal.client.uploading import upload
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
@@ -227,7 +227,7 @@ def outcomes(
             scenario = Scenario.from_toml(case.write(Path(name), time_scale))
             job = scenario.adjusted(Job.from_toml(scenario.job_path))
             virtual, plan = _virtual(scenario, job, front, tensors)
-            prepared = front._prepare(job)  # captured already
+            prepared = front.prepared(job)  # captured already
             stretches = _stretches(scenario, prepared, front)
             for _ in range(again + 1):
                 found = _real(case, scenario, prepared, stretches, plan, virtual, Path(name))

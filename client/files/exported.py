@@ -37,12 +37,12 @@ from ...peer.blobs.weights import (
 from ...proto.broker_pb2 import WeightFile, Weights
 from ...proto.common_pb2 import BlobRef
 from .records import replacing
+from .sending import several
 from .weight_files import File, Stored, WeightFilesError, open_file, open_url
 from .weight_writer import Item, cast, item_of, items_of
 
 __all__ = ["ExportedTensors", "aliases", "bring", "bring_state", "opened", "state_of"]
 
-_AT_ONCE = 3
 _MADE_BYTES = 32 << 20
 """Of a tensor that is made while it is written."""
 PUBLIC = Web(reachable=reachable(()))
@@ -214,12 +214,7 @@ async def _fetched(blobs: BlobClient, wanted: list[tuple[str, int]], folder: Pat
             name, size = left.pop()
             await blobs.fetch_to(name, folder / name, most_bytes=size)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_ONCE):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await several(work)
 
 
 async def _frozen(

@@ -14,7 +14,7 @@ from ...net.finite import finite
 from ...net.surroundings import write_whole
 from ..errors import RecordError
 
-__all__ = ["RowFile", "rows_of"]
+__all__ = ["RowFile", "read_rows", "rows_of"]
 
 
 def rows_of(text: bytes, path: Path) -> Iterator[dict[str, Any]]:
@@ -28,6 +28,12 @@ def rows_of(text: bytes, path: Path) -> Iterator[dict[str, Any]]:
                 f"{path} is damaged: a line is no row ({error}): remove the file, and following "
                 "the run again writes it anew, as far as its broker knows"
             ) from None
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, which somebody may be writing; none where there is none. Raises
+    RecordError, OSError."""
+    return rows_of(path.read_bytes() if path.is_file() else b"", path)
 
 
 class RowFile:

@@ -13,8 +13,9 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...net.blobs.client import BlobClient
 from ...net.surroundings import cache_home
@@ -23,7 +24,7 @@ from ...proto.common_pb2 import BlobRef
 from .shards import Cut, Pretrained
 from .weight_files import File, WeightFilesError
 
-__all__ = ["Remembered", "send"]
+__all__ = ["Remembered", "send", "several", "there"]
 
 _AT_ONCE = 3
 """Shards in memory: one is read and hashed while another is on its way; the third hides the round
@@ -57,6 +58,26 @@ async def send(
     return WeightFile(blob=await blobs.store(manifest), sharded=True)
 
 
+async def several(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do some work several times side by side. Raises what the first of them raises that fails."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def there(blobs: BlobClient, refs: Sequence[BlobRef]) -> list[BlobRef]:
+    """Return those of some blobs that the broker has whole, however many are asked for."""
+    found: list[BlobRef] = []
+    for at in range(0, len(refs), _MOST_ASKED):
+        some = refs[at : at + _MOST_ASKED]
+        sizes = await blobs.have(some)
+        found += [r for r, size in zip(some, sizes, strict=True) if size == r.size_bytes]
+    return found
+
+
 class _Sending:
     def __init__(
         self, blobs: BlobClient, pretrained: Pretrained, say: Say, urls: bool, cache: Path | None
@@ -77,12 +98,7 @@ class _Sending:
         self._there = await self._asked([(c, self._known[c.file].get(c)) for c in lacking])
         while lacking:
             self._left = lacking[::-1]
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(_AT_ONCE):
-                        group.create_task(self._work())
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+            await several(self._work)
             for name, file in self._files.items():
                 try:
                     file.check()
@@ -96,13 +112,9 @@ class _Sending:
     async def _asked(self, cuts: Iterable[tuple[Cut, str | None]]) -> set[str]:
         """The hashes of those that the broker has, which counts as a use of each."""
         refs = [BlobRef(hash=name, size_bytes=cut.length) for cut, name in cuts if name]
-        found: set[str] = set()
-        for at in range(0, len(refs), _MOST_ASKED):
-            some = refs[at : at + _MOST_ASKED]
-            here = await self._blobs.have(some)
-            found |= {r.hash for r, size in zip(some, here, strict=True) if size == r.size_bytes}
+        found = await there(self._blobs, refs)
         self._asked_s = time.monotonic()
-        return found
+        return {ref.hash for ref in found}
 
     async def _removed(self) -> list[Cut]:
         self._there = await self._asked(self._hashes.items())

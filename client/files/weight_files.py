@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +48,18 @@ class WeightFilesError(ValueError):
     and where."""
 
 
-class File(Protocol):
+class File:
     """One safetensors file. name: for people, and unique; identity: another one when its content
     may be another; empty: that cannot be told. url: where a peer could read it; empty: nowhere."""
 
     name: str
     size_bytes: int
     identity: str
-    url: str
+    url = ""
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes. Blocks; from any thread. Raises WeightFilesError."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raises WeightFilesError where it can be told that it has changed since it was opened."""
@@ -253,9 +254,7 @@ def open_url(url: str, web: Web) -> File:
         raise WeightFilesError(text if url in text else f"{url}: {text}") from None
 
 
-class _Local:
-    url = ""
-
+class _Local(File):
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path.resolve()
@@ -285,7 +284,9 @@ class _Local:
         return _whole(self.name, bytes(data), offset, length)
 
 
-class _OnWeb:
+class _OnWeb(File):
+    """A file on the web: each answer of its server is checked as it comes."""
+
     def __init__(self, web: Web, file: WebFile) -> None:
         self._web, self._file = web, file
         self.name = self.url = file.url
@@ -298,14 +299,9 @@ class _OnWeb:
         except WebError as error:
             raise WeightFilesError(str(error)) from None
 
-    def check(self) -> None:
-        """Each answer was."""
 
-
-class _Elsewhere:
-    """Whatever fsspec knows: s3://, gs://, hf://, …"""
-
-    url = ""
+class _Elsewhere(File):
+    """Whatever fsspec knows: s3://, gs://, hf://, … Nothing in it tells of a change."""
 
     def __init__(self, name: str) -> None:
         from fsspec.core import url_to_fs
@@ -324,9 +320,6 @@ class _Elsewhere:
             raise WeightFilesError(f"{self.name} cannot be read: {error}") from None
         return _whole(self.name, data, offset, length)
 
-    def check(self) -> None:
-        """Accept any state: nothing in it tells of a change."""
-
 
 class _Pickled(_Local):
     """A file of torch.save, as the safetensors file of its tensors, whose bytes are made when they
@@ -334,7 +327,6 @@ class _Pickled(_Local):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.identity = f"{self._identity()}|safetensors"
         try:
             try:
                 found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -358,11 +350,8 @@ class _Pickled(_Local):
             raise WeightError(f"it has {what}")
         return {str(name): tensor.detach() for name, tensor in tensors.items()}
 
-    def check(self) -> None:
-        if not self._path.exists() or f"{self._identity()}|safetensors" != self.identity:
-            raise WeightFilesError(
-                f"{self.name} was changed while it was read: submit again when it is whole"
-            )
+    def _identity(self) -> str:
+        return f"{super()._identity()}|safetensors"
 
     def read(self, offset: int, length: int) -> bytes:
         data = bytearray()

@@ -13,22 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = [
-    "Op",
-    "StorageContent",
-    "StorageView",
-    "by_argument",
-    "drawn",
-    "is_random",
-    "read_by",
-    "written_by",
-]
+__all__ = ["Op", "StorageContent", "StorageView", "drawn", "is_random", "read_by", "written"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +134,14 @@ def read_by(op: Op) -> Iterator[StorageContent]:
             yield view.content
 
 
-def written_by(op: Op) -> list[StorageView]:
-    """What an operator writes into."""
-    return [
-        v
-        for a, value in by_argument(op.func, op.args, op.kwargs)
-        if a.alias_info is not None and a.alias_info.is_write
-        for v in tree_leaves(value)
-        if isinstance(v, StorageView)
-    ]
-
-
-def by_argument(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Any, Any]]:
-    """Each argument that is given, as the operator declares it, and its value."""
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type[T]) -> list[T]:
+    """What an operator writes into: those of a kind among the arguments that it declares so."""
+    found: list[T] = []
     for i, argument in enumerate(func._schema.arguments):
-        if i < len(args):
-            yield argument, args[i]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            found += [one for one in tree_leaves(value) if isinstance(one, kind)]
+    return found
 
 
 def is_random(op: Op) -> bool:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ...dag.ir.recipe import make
-from .contents import Op, StorageContent, StorageView, is_random, read_by, written_by
+from .contents import Op, StorageContent, StorageView, is_random, read_by, written
 from .recorded import Reading
 
 __all__ = ["depends_on_draws", "tensors_in", "value_of"]
@@ -65,7 +65,7 @@ class _Making:
 
     def _run(self, op: Op) -> None:
         """Makes what an operator makes or changes."""
-        writes = {id(view.content) for view in written_by(op)}
+        writes = {id(view.content) for view in written(op.func, op.args, op.kwargs, StorageView)}
         storages: dict[int, torch.UntypedStorage] = {}
 
         def real(view: StorageView) -> Tensor:

@@ -3,8 +3,9 @@ has their values before an adapter is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +166,7 @@ def _state(module: nn.Module) -> dict[str, Any]:
 def loaded(module: nn.Module, files: Pretrained, recording: Recording | None) -> None:
     """Gives a base the values that files have, in place, before an adapter is made of them; of a
     recording they are read when they are asked for."""
-    plain = plain_name(module)
-    for name, parameter in module.named_parameters():
-        if (entry := files.entries.get(plain(name))) is None:
-            continue
-
-        def read(entry: TensorLocation = entry, dtype: torch.dtype = parameter.dtype) -> Tensor:
-            return files.stored.weights.read(entry).to(dtype)
-
+    for _, parameter, read in _in_files(module, files):
         if recording is None:
             parameter.data.copy_(read())
         else:
@@ -185,14 +179,21 @@ def changed(
     """The names that files have of parameters which an adapter changed when it was made."""
     if files is None:
         return frozenset()
-    plain, found = plain_name(module), set[str]()
+    found = _in_files(module, files)
+    if recording is not None:
+        return frozenset(name for name, parameter, _ in found if not recording.is_read(parameter))
+    return frozenset(name for name, parameter, read in found if not torch.equal(read(), parameter))
+
+
+def _in_files(
+    module: nn.Module, files: Pretrained
+) -> Iterator[tuple[str, nn.Parameter, Callable[[], Tensor]]]:
+    """The parameters that files have: the name there, the parameter, and what reads its values."""
+    plain = plain_name(module)
+
+    def read(entry: TensorLocation, dtype: torch.dtype) -> Tensor:
+        return files.stored.weights.read(entry).to(dtype)
+
     for name, parameter in module.named_parameters():
-        if (entry := files.entries.get(plain(name))) is None:
-            continue
-        if recording is not None:
-            same = recording.is_read(parameter)
-        else:
-            same = torch.equal(files.stored.weights.read(entry).to(parameter.dtype), parameter)
-        if not same:
-            found.add(plain(name))
-    return frozenset(found)
+        if (entry := files.entries.get(plain(name))) is not None:
+            yield plain(name), parameter, partial(read, entry, parameter.dtype)

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ...dag.capture.capture import REGISTERED, check_memory, check_parts
 from ...dag.ir.recipe import Initial, Recipe
 from .adapters import plain_name
-from .contents import Op, StorageContent, StorageView, by_argument, written_by
+from .contents import Op, StorageContent, StorageView, written
 from .making import depends_on_draws, tensors_in, value_of
 from .recorded import Reading
 
@@ -90,16 +90,10 @@ class Recording:
         if not ours and not (_makes(func) and not given and _is_here(kwargs.get("device"))):
             return func(*args, **kwargs)
         schema = func._schema
-        written = [
-            t
-            for a, value in by_argument(func, args, kwargs)
-            if a.alias_info is not None and a.alias_info.is_write
-            for t in tree_leaves(value)
-            if isinstance(t, Tensor)
-        ]
+        into = written(func, args, kwargs, Tensor)
         if str(func._schema.name) in _MOVES:
             return func(*args, **kwargs)
-        if func in _LOOKS or any(not self.has(t) for t in written):
+        if func in _LOOKS or any(not self.has(t) for t in into):
             return self._looked_at(func, args, kwargs, [])
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
@@ -111,8 +105,8 @@ class Recording:
         try:
             results = func(*shadows[0], **shadows[1])
         except (NotImplementedError, RuntimeError):  # its shape depends on values, or it has none
-            return self._looked_at(func, args, kwargs, written)
-        self._keep(func, args, kwargs, written, tensors_in(results))
+            return self._looked_at(func, args, kwargs, into)
+        self._keep(func, args, kwargs, into, tensors_in(results))
         return results
 
     def _keep(
@@ -120,20 +114,20 @@ class Recording:
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        written: list[Tensor],
+        into: list[Tensor],
         results: list[Tensor],
     ) -> None:
         fresh = [(i, t) for i, t in enumerate(results) if _where(t) not in self._contents]
-        if not fresh and not written:
+        if not fresh and not into:
             return
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        over = func in _OVERWRITES and sum(_where(t) == _where(written[0]) for t in given) == 1
+        over = func in _OVERWRITES and sum(_where(t) == _where(into[0]) for t in given) == 1
 
         def seen(tensor: Tensor) -> StorageView:
             if not self.has(tensor):  # from outside
                 return StorageView.of(tensor, StorageContent(real=tensor.detach()))
             view = self.view(tensor)
-            return view.empty() if over and tensor is written[0] and view.is_whole else view
+            return view.empty() if over and tensor is into[0] and view.is_whole else view
 
         self._count += 1
         views = tree_map_only(Tensor, seen, (args, kwargs))
@@ -143,7 +137,7 @@ class Recording:
             op.kwargs["device"] = torch.device("cpu")
         elif "device" in op.kwargs:
             op.kwargs["device"] = torch.device("cpu")
-        for tensor, view in zip(written, written_by(op), strict=True):
+        for tensor, view in zip(into, written(func, op.args, op.kwargs, StorageView), strict=True):
             self._put(tensor, StorageContent(op, written=view))
         for i, tensor in fresh:
             self._put(tensor, StorageContent(op, result=i, like=StorageView.of(tensor, None)))
@@ -159,7 +153,7 @@ class Recording:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
     def _looked_at(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], into: list[Tensor]
     ) -> Any:
         """Runs an operator on values; what it wrote into tensors of the recording is real then."""
         reals: dict[int, Tensor] = {}
@@ -171,8 +165,8 @@ class Recording:
 
         values = tree_map_only(Tensor, real, (args, kwargs))
         results = func(*values[0], **values[1])
-        back = {id(reals[id(t)]): t for t in written}
-        for tensor in written:
+        back = {id(reals[id(t)]): t for t in into}
+        for tensor in into:
             self._put(tensor, StorageContent(real=reals[id(tensor)]))
         return tree_map_only(Tensor, lambda t: back.get(id(t), t), results)
 

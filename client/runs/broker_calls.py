@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -15,8 +15,7 @@ from ...net.identity.credential import Credential
 from ...net.identity.enroll import BrokerAwayError
 from ...net.interrupts import elsewhere
 from ...net.printable import printable
-from ...proto import broker_pb2
-from ...proto.admission_pb2 import Invitation, InviteRequest, KickRequest, PageKey, PageRequest
+from ...proto import admission_pb2, broker_pb2
 from ...proto.admission_pb2_grpc import AdmissionStub
 from ...proto.broker_pb2 import Cohort, Description, Recalled, RunEvent, RunSpec, RunState
 from ...proto.broker_pb2_grpc import RunsStub
@@ -24,6 +23,8 @@ from ..access import AccessError, access_of_peer, access_to, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
 
 __all__ = ["ENDED", "BrokerCalls"]
+
+A = TypeVar("A")
 
 ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 CALL_S = 30.0
@@ -84,9 +85,7 @@ class BrokerCalls:
 
     def describe(self) -> Description:
         """Peers and runs as they are now."""
-        with self.translated():
-            found: Description = self._runs.Describe(broker_pb2.DescribeRequest(), timeout=CALL_S)
-        return found
+        return self._asked(Description, self._runs.Describe, broker_pb2.DescribeRequest())
 
     def state(self, run: str) -> RunState:
         """A run as it is now. Raises Refused when the broker does not know it."""
@@ -105,9 +104,7 @@ class BrokerCalls:
 
     def submit_spec(self, spec: RunSpec) -> str:
         """Starts a run whose blobs lie with the broker; returns its id. Raises Refused."""
-        with self.translated():
-            submitted = self._runs.Submit(spec, timeout=CALL_S)
-        return str(submitted.run)
+        return self._asked(broker_pb2.Submitted, self._runs.Submit, spec).run
 
     def watch(self, run: str, from_event: int, *, so_far: bool = False) -> Iterator[RunEvent]:
         """One stream of events; ends when the run or the stream ends. See `follow`. `so_far`: it
@@ -140,59 +137,52 @@ class BrokerCalls:
             pause_s = min(2.0, 2 * pause_s)
 
     def cancel(self, run: str) -> RunState:
-        return self._told(self._runs.Cancel, run)
+        return self._asked(RunState, self._runs.Cancel, broker_pb2.RunRequest(run=run))
 
     def pause(self, run: str) -> RunState:
         """Have it stop between two steps and give its peers back. Raises Refused where it cannot be
         paused."""
-        return self._told(self._runs.Pause, run)
+        return self._asked(RunState, self._runs.Pause, broker_pb2.RunRequest(run=run))
 
     def unpause(self, run: str) -> RunState:
         """A paused run goes on. Raises Refused for one that is not."""
-        return self._told(self._runs.Resume, run)
+        return self._asked(RunState, self._runs.Resume, broker_pb2.RunRequest(run=run))
 
     def finish(self, run: str) -> RunState:
         """Have a run in rounds end early, in good order. Raises Refused as `Run.finish` does."""
-        return self._told(self._runs.Finish, run)
-
-    def _told(self, call: Any, run: str) -> RunState:
-        with self.translated():
-            state: RunState = call(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return state
+        return self._asked(RunState, self._runs.Finish, broker_pb2.RunRequest(run=run))
 
     def choose(self, run: str, cohort: Cohort) -> RunState:
         """Have the next round that begins be of these clients. Raises Refused where it cannot be,
         or has begun."""
         wanted = broker_pb2.CohortChoice(run=run, cohort=cohort)
-        with self.translated():
-            state: RunState = self._runs.Choose(wanted, timeout=CALL_S)
-        return state
+        return self._asked(RunState, self._runs.Choose, wanted)
 
     def recall(self, run: str) -> Recalled:
         """What was submitted, and the newest checkpoint that lies with the broker. Raises Refused
         for another's run."""
-        with self.translated():
-            found: Recalled = self._runs.Recall(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return found
+        return self._asked(Recalled, self._runs.Recall, broker_pb2.RunRequest(run=run))
 
-    def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:
+    def invite(self, role: str, uses: int, lasts_s: float) -> admission_pb2.Invitation:
         """A new token for a "peer", "submitter" or "operator"; for operators. Raises Refused."""
-        request = InviteRequest(role=role, uses=uses, lasts_s=lasts_s)
-        with self.translated():
-            found: Invitation = self._admission.Invite(request, timeout=CALL_S)
-        return found
+        request = admission_pb2.InviteRequest(role=role, uses=uses, lasts_s=lasts_s)
+        return self._asked(admission_pb2.Invitation, self._admission.Invite, request)
 
     def kick(self, subject: str) -> str:
         """Refuses a peer or person from now on, for good; returns what it was. For operators.
         Raises Refused."""
-        with self.translated():
-            kicked = self._admission.Kick(KickRequest(subject=subject), timeout=CALL_S)
-        return str(kicked.role)
+        request = admission_pb2.KickRequest(subject=subject)
+        return self._asked(admission_pb2.Kicked, self._admission.Kick, request).role
 
-    def page(self, lasts_s: float) -> PageKey:
+    def page(self, lasts_s: float) -> admission_pb2.PageKey:
         """A key that opens the broker's page for reading, for so long. Raises Refused."""
+        request = admission_pb2.PageRequest(lasts_s=lasts_s)
+        return self._asked(admission_pb2.PageKey, self._admission.Page, request)
+
+    def _asked(self, answer: type[A], call: Any, question: Any) -> A:
+        """The answer to a short call."""
         with self.translated():
-            found: PageKey = self._admission.Page(PageRequest(lasts_s=lasts_s), timeout=CALL_S)
+            found: A = call(question, timeout=CALL_S)
         return found
 
     @contextmanager

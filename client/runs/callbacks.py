@@ -15,15 +15,7 @@ from .readable import Evaluated, Event, Reached, Step
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = [
-    "Callback",
-    "Callbacks",
-    "Logs",
-    "TensorBoard",
-    "WandbLog",
-    "loggers",
-    "on_screen",
-]
+__all__ = ["Callback", "Callbacks", "Logs", "TensorBoard", "WandbLog", "loggers", "on_screen"]
 
 Row = Mapping[str, Any]
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -341,8 +342,7 @@ def _part(name: str) -> str:
 def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -> RunSpec:
     """Brings a checkpoint to a broker; returns the spec of its run, with it to go on from. Raises
     BlobTransferError; CheckpointError for a file with another hash."""
-    spec = RunSpec()
-    spec.CopyFrom(kept.spec)
+    spec = copy.deepcopy(kept.spec)
     spec.resumed.CopyFrom(kept.checkpoint)
     files, root = _opened(kept.url)
     if "graph" not in kept.files:

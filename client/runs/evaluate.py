@@ -6,6 +6,7 @@ factory makes it, so it shows what the exported weights are worth to whoever loa
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import tempfile
@@ -202,8 +203,7 @@ def evaluation_spec(
     table["output"] |= {"every": 0}
     table["plan"] = plain(job.plan.in_order) if plan is None else dict(plan)
     table["sync"], table["plan"]["replicas"] = {}, "auto"  # a run of one step has no rounds
-    spec = RunSpec()
-    spec.CopyFrom(before)
+    spec = copy.deepcopy(before)
     for name in ("plan", "resumed", "weights"):
         spec.ClearField(name)
     spec.weights.extend((*weights.starting, *weights.files))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...proto.broker_pb2 import RunEvent
 from ..files.records import step_numbers
-from ..files.row_file import rows_of
+from ..files.row_file import read_rows
 
 __all__ = ["History"]
 
@@ -22,8 +22,7 @@ class History:
         """folder: of the run; what its metrics.jsonl has is taken in."""
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self._replicas = 1
-        file = folder / "metrics.jsonl"
-        for found in rows_of(file.read_bytes() if file.is_file() else b"", file):
+        for found in read_rows(folder / "metrics.jsonl"):
             row: dict[str, Any] = {
                 key: math.nan if value is None else value for key, value in found.items()
             }

@@ -7,6 +7,7 @@ machine's own record of that very run or on the command line.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tempfile
@@ -27,6 +28,7 @@ from ..access import Access
 from ..errors import Refused
 from ..files.outside import check_outside
 from ..files.records import local_folder, own_job, read_run, record_of
+from ..files.sending import there
 from ..job_data import read_data, resolved
 from ..uploading import transfer
 from . import checkpoints
@@ -40,8 +42,6 @@ FIXED = (
     *("sync.virtual_data", "sync.vhl.classes", "sync.vhl.features", "sync.vhl.logits"),
 )
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""
-_MOST_ASKED = 10_000
-"""Blobs in one question, as many as a broker takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,8 @@ def _bring_data(
     if before.data.where == "peer":
         return
     if own is None:
-        if lacks := transfer(access, lambda blobs: _lacking(blobs, manifest)):
+        refs = [BlobRef(hash=s.hash, size_bytes=s.size_bytes) for s in manifest.shards]
+        if lacks := len(refs) - len(transfer(access, lambda blobs: there(blobs, refs))):
             raise SettingsError(
                 "data.source",
                 f"of this checkpoint's run lies with its submitter, and {lacks} of its "
@@ -218,17 +219,6 @@ def _bring_data(
                 await blobs.store(path)
 
         transfer(access, store)
-
-
-async def _lacking(blobs: BlobClient, manifest: Manifest) -> int:
-    """Count the shards that the broker does not have."""
-    refs = [BlobRef(hash=s.hash, size_bytes=s.size_bytes) for s in manifest.shards]
-    lacks = 0
-    for at in range(0, len(refs), _MOST_ASKED):
-        some = refs[at : at + _MOST_ASKED]
-        sizes = await blobs.have(some)
-        lacks += sum(size != ref.size_bytes for ref, size in zip(some, sizes, strict=True))
-    return lacks
 
 
 def check_same(before: Job, after: Job) -> None:
@@ -288,8 +278,7 @@ def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> t
         job = replace(job, data=replace(job.data, partition=was))  # data says how many clients
     job = resolved(job, manifest)
     check_same(before, job.without_places())
-    out = RunSpec()
-    out.CopyFrom(spec)
+    out = copy.deepcopy(spec)
     out.ClearField("plan")
     out.name, out.job, out.steps = job.name, job.to_json(), job.train.steps or 0
     out.resumed.CopyFrom(found)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...broker.candidates import Rule
     from ...job.tables import Data
     from ..job_data import JobData
-    from ..submission import Prepared
+    from ..prepared import Prepared
 
 __all__ = ["Client", "connect", "login"]
 

@@ -47,10 +47,9 @@ def follow(run: Run, *, json: bool, since: int = 0, verbose: bool = False) -> Ru
     """
     recorder, wire = run.recorder(), CompressionSums(run.client.names)
     state, played = RunState(run=run.id), RoundRows(keep=False)
-    view: _Bar | _Lines | _Json
     counted = counted_in(read_run(recorder.folder).get("job", {}))
     told = _Told(run, recorder.tokens_per_step, counted, verbose=verbose)
-    view = _Json(recorder.tokens_per_step) if json else _Lines(told)
+    view: _View = _Json(recorder.tokens_per_step) if json else _Lines(told)
     if not json and sys.stderr.isatty():
         view = _Bar(told)
     keeper = CheckpointWriter(run.checkpoint_keeper)
@@ -243,7 +242,18 @@ class _Told:
         return " · ".join(filter(None, parts))
 
 
-class _Lines:
+class _View:
+    """Shows events; nothing is to be begun or ended."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
+        raise NotImplementedError
+
+
+class _Lines(_View):
     """Plain lines on stderr."""
 
     def __init__(self, told: _Told) -> None:
@@ -251,10 +261,6 @@ class _Lines:
         self.next_at = 0.0
         self.pace_s = 0.0
         """Seconds of a step: the mean, in which the newer ones count for more."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
     def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         if not event.HasField("step"):
@@ -277,7 +283,7 @@ class _Lines:
             print(f"{done} · {line}", file=sys.stderr, flush=True)
 
 
-class _Bar:
+class _Bar(_View):
     """A progress bar on a terminal's stderr, notes above it."""
 
     def __init__(self, told: _Told) -> None:
@@ -315,15 +321,11 @@ class _Bar:
             self.console.print(note, markup=False, highlight=False)
 
 
-class _Json:
+class _Json(_View):
     """One JSON object per event on stdout."""
 
     def __init__(self, tokens_per_step: int) -> None:
         self.tokens_per_step = tokens_per_step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
     def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         print(json_module.dumps(row_of(event, self.tokens_per_step, round)), flush=True)

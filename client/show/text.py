@@ -10,18 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ...job.words import size_text
-from ...net.printable import printable
+from ...net.printable import printable as safe
 
-__all__ = [
-    "labelled",
-    "lines",
-    "new_table",
-    "number",
-    "safe",
-    "size_text",
-    "time_text",
-    "wrapped",
-]
+__all__ = ["labelled", "lines", "new_table", "number", "safe", "size_text", "time_text", "wrapped"]
 
 LABEL = 12
 """Columns of the words at the left."""
@@ -61,11 +52,6 @@ def wrapped(text: str, columns: int, indent: str = "  ") -> Iterator[str]:
         yield from textwrap.wrap(
             text, columns, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
         )
-
-
-def safe(text: str) -> str:
-    """Names come from other people's peers: see net/printable.py."""
-    return printable(text)
 
 
 def time_text(seconds: float) -> str:

@@ -6,8 +6,9 @@ by link, role and codec. Where nothing is compressed there is nothing to show.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...dag.schedule.filled import taken
@@ -20,7 +21,7 @@ RAW = "raw/1"
 """The codec that changes nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LinkRow:
     """One role on one directed link, by codec; peers as people call them."""
 
@@ -28,18 +29,18 @@ class LinkRow:
     destination: str
     role: str
     codec: str
-    bytes: int
+    bytes: int = 0
     """Encoded."""
-    dense_bytes: int
+    dense_bytes: int = 0
     """Of the same tensors, uncompressed."""
-    saved_s: float
+    saved_s: float = 0.0
     """Seconds of transfer that it saves, as the plan expects."""
-    encode_s: float
+    encode_s: float = 0.0
     """Seconds that both ends take to encode and decode."""
-    error: float
+    error: float = 0.0
     """Relative L2, the mean of what was sampled, or what the plan expects; 0: nothing is lost, or
     no sample was taken."""
-    steps: int = 1
+    steps: int = 0
     """In how many the codec was used; bytes and seconds are of all of them."""
 
 
@@ -73,19 +74,6 @@ _OTHERS = "others"
 """Of a step with very many links, those that it tells of together."""
 
 
-class _Sum:
-    """Sums of what the steps measured on one link, for one role and codec."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.saved_s = 0.0
-        self.bytes = 0
-        self.dense_bytes = 0
-        self.encode_s = 0.0
-        self.error = 0.0
-        self.samples = 0
-
-
 class CompressionSums:
     """Sums what the steps of a run measured. `names`: asked for peers' names by id, once, when
     there is something to show."""
@@ -93,7 +81,8 @@ class CompressionSums:
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
         self._names = names
         self._saved_s: dict[tuple[str, str, str], float] = {}  # of a step, by link and role
-        self._sums: dict[tuple[str, str, str, str], _Sum] = {}
+        self._sums: dict[tuple[str, str, str, str], LinkRow] = {}  # errors: of all samples
+        self._samples = Counter[tuple[str, str, str, str]]()
 
     def see(self, event: RunEvent) -> None:
         """Takes in one event of the run."""
@@ -110,14 +99,14 @@ class CompressionSums:
             }
 
     def _add(self, use: LinkUse) -> tuple[str, str, str, str]:
-        key = (use.source, use.destination, use.role, use.codec)
-        found = self._sums.setdefault(key, _Sum())
+        source, destination, role, codec = key = use.source, use.destination, use.role, use.codec
+        new = LinkRow(source=source, destination=destination, role=role, codec=codec)
+        found = self._sums.setdefault(key, new)
         found.bytes += use.bytes
         found.dense_bytes += use.dense_bytes
         found.encode_s += use.encode_s + use.decode_s
-        if use.error:
-            found.error += use.error
-            found.samples += 1
+        found.error += use.error
+        self._samples[key] += use.error != 0
         return key
 
     def rows(self) -> list[LinkRow]:
@@ -127,19 +116,13 @@ class CompressionSums:
             return []
         called = self._names()
         rows = [
-            LinkRow(
-                source=called.get(source, source) or _OTHERS,
-                destination=called.get(destination, destination) or _OTHERS,
-                role=role,
-                codec=codec,
-                bytes=found.bytes,
-                dense_bytes=found.dense_bytes,
-                saved_s=found.saved_s,
-                encode_s=found.encode_s,
-                error=found.error / found.samples if found.samples else 0.0,
-                steps=found.steps,
+            replace(
+                found,
+                source=called.get(found.source, found.source) or _OTHERS,
+                destination=called.get(found.destination, found.destination) or _OTHERS,
+                error=found.error / max(1, self._samples[key]),
             )
-            for (source, destination, role, codec), found in self._sums.items()
+            for key, found in self._sums.items()
         ]
         return sorted(rows, key=lambda r: r.bytes - r.dense_bytes)
 

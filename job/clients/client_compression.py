@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ..settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least, expect
 from ..units import Duration, Rate, UnitError
 
 __all__ = [
@@ -88,12 +88,9 @@ class CompressionOptions(Settings):
     the others are those that the last version moved farthest."""
 
     def check(self) -> None:
-        if not 0 < self.least_ratio <= 1:
-            raise SettingsError("least_ratio", f"is {self.least_ratio}: expected a share in (0, 1]")
-        if not 0 <= self.alpha <= 1:
-            raise SettingsError("alpha", f"is {self.alpha}: expected a number in [0, 1]")
-        if not 0 < self.explore <= 1:
-            raise SettingsError("explore", f"is {self.explore}: expected a share in (0, 1]")
+        expect(self, "least_ratio", 0 < self.least_ratio <= 1, "a share in (0, 1]")
+        expect(self, "alpha", 0 <= self.alpha <= 1, "a number in [0, 1]")
+        expect(self, "explore", 0 < self.explore <= 1, "a share in (0, 1]")
         at_least(self, 1, "gamma", "overlap_degree")
 
 
@@ -113,24 +110,15 @@ class ClientCompression(Settings):
 
     def check(self) -> None:
         options, usual = self.compression_options, CompressionOptions()
-        if self.compression == "none" and options != usual:
-            raise SettingsError(
-                "compression_options",
-                'is given with compression = "none": leave it out, or name '
-                'one of "topk", "bcrs", "bcrs+opwa"',
-            )
-        if self.compression == "none" and self.feedback:
-            raise SettingsError(
-                "client_feedback",
-                'is "ef" with compression = "none", where clients send all: leave it out, or name '
-                'one of "topk", "bcrs", "bcrs+opwa"',
-            )
-        if self.compression == "none" and self.client_links is not None:
-            raise SettingsError(
-                "client_links",
-                'are given with compression = "none", where no client sends by its link: leave '
-                'them out, or name one of "topk", "bcrs", "bcrs+opwa"',
-            )
+        none, instead = 'with compression = "none"', 'or name one of "topk", "bcrs", "bcrs+opwa"'
+        if not self.sparse and options != usual:
+            raise SettingsError("compression_options", f"is given {none}: leave it out, {instead}")
+        if not self.sparse and self.feedback:
+            why = f"{none}, where clients send all: leave it out, {instead}"
+            raise SettingsError("client_feedback", f'is "ef" {why}')
+        if not self.sparse and self.client_links is not None:
+            why = f"{none}, where no client sends by its link: leave them out, {instead}"
+            raise SettingsError("client_links", f"are given {why}")
         for key, kind in _ONLY_OF.items():
             if not self.compression.startswith(kind) and getattr(options, key) != getattr(
                 usual, key

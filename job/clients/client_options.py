@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
-from ..settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least, expect
 from .client_compression import ClientCompression, CompressionOptions
 from .client_privacy import ClientPrivacy, check_masked, fewest_of, why_members
 from .local_work import LocalWork, VhlOptions
@@ -69,8 +69,7 @@ class ScaffoldOptions(Settings):
     """The server's learning rate."""
 
     def check(self) -> None:
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        expect(self, "lr", self.lr > 0, "more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +83,8 @@ class FedAvgMOptions(Settings):
     """In [0, 1)."""
 
     def check(self) -> None:
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
-        if not 0 <= self.momentum < 1:
-            raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
+        expect(self, "lr", self.lr > 0, "more than 0")
+        expect(self, "momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +102,7 @@ class FedBuffOptions(Settings):
     def check(self) -> None:
         share_of(self.buffer, 100, "buffer")
         at_least(self, 0, "max_staleness")
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        expect(self, "lr", self.lr > 0, "more than 0")
 
     def wanted(self, per_round: int) -> int:
         """Return how many clients make a version, of so many that train at a time. Raises
@@ -133,10 +129,8 @@ class AdaptiveOptions(Settings):
     """Addend to the root of the second moment."""
 
     def check(self) -> None:
-        if not self.lr > 0:
-            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
-        if not self.eps > 0:
-            raise SettingsError("eps", f"is {self.eps}: expected more than 0")
+        expect(self, "lr", self.lr > 0, "more than 0")
+        expect(self, "eps", self.eps > 0, "more than 0")
         for i, beta in enumerate(self.betas):
             if not 0 <= beta < 1:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
@@ -171,29 +165,6 @@ class Cohorts(Settings):
     """Whether what peers give to a sum is masked (`peer/secure/`)."""
     selected: bool = False
     """Whether a rule of the submitter's may say who is in a round."""
-
-    @classmethod
-    def of(
-        cls,
-        partition: Partitioning,
-        labels: str,
-        per_round: int | str,
-        byzantine: int | str,
-        **work: Any,
-    ) -> Cohorts | None:
-        """Cohorts of a partition; None: how many clients there are is only known with the data."""
-        if (clients := partition.clients) is None:
-            return None
-        count = share_of(per_round, clients)
-        wrong = share_of(byzantine, count, "byzantine") if work["aggregate"] in AGGREGATES else 0
-        return cls(
-            partition=partition,
-            labels=labels,
-            clients=clients,
-            per_round=count,
-            byzantine=wrong,
-            **work,
-        )
 
     @property
     def shares_positions(self) -> bool:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least, expect
 
 __all__ = [
     "LEAST_MEMBERS",
@@ -56,11 +56,8 @@ class ClientPrivacy(Settings):
 
     def check(self) -> None:
         for key in ("clip", "epsilon"):
-            value = getattr(self, key)
-            if not 0 < value < float("inf"):
-                raise SettingsError(key, f"is {value}: expected a number above 0")
-        if not 0 < self.delta < 1:
-            raise SettingsError("delta", f"is {self.delta}: expected a number in (0, 1)")
+            expect(self, key, 0 < getattr(self, key) < float("inf"), "a number above 0")
+        expect(self, "delta", 0 < self.delta < 1, "a number in (0, 1)")
         at_least(self, 0, "noise")
         if not self.distributed and self.fewest != LEAST_MEMBERS:
             raise SettingsError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from ..settings import Settings, SettingsError, at_least, at_most
+from ..settings import Settings, SettingsError, at_least, at_most, expect
 
 __all__ = ["FedImproOptions", "LocalWork", "VhlOptions"]
 
@@ -89,8 +89,7 @@ class VhlOptions(Settings):
 
     def check(self) -> None:
         at_least(self, 0, "alpha", "l1", "l2", "spread")
-        if not self.temperature > 0:
-            raise SettingsError("temperature", f"is {self.temperature}: expected more than 0")
+        expect(self, "temperature", self.temperature > 0, "more than 0")
         at_least(self, 0, "classes", "batch")
         at_least(self, 1, "per_class")
         at_most(self, MOST_VIRTUAL, "classes", "batch", "per_class")
@@ -136,5 +135,4 @@ class FedImproOptions(Settings):
     def check(self) -> None:
         at_least(self, 0, "weight", "rise", "batch", "most_std")
         at_most(self, MOST_VIRTUAL, "batch")
-        if not 0 < self.share <= 1:
-            raise SettingsError("share", f"is {self.share}: expected a number in (0, 1]")
+        expect(self, "share", 0 < self.share <= 1, "a number in (0, 1]")

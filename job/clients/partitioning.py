@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least, expect
 
 __all__ = ["CONVENTIONS", "MOST_CLIENTS", "Convention", "Partitioning"]
 
@@ -80,16 +80,9 @@ class Partitioning(Settings):
             self._check_dirichlet()
         if self.shards is not None:
             at_least(self, 1, "shards")
-        if self.min_samples < 1:
-            raise SettingsError(
-                "min_samples",
-                f"is {self.min_samples}: expected at least 1, as a client without samples "
-                "has nothing to train on",
-            )
-        if not 0 <= self.held_out < 1:
-            raise SettingsError(
-                "held_out", f"is {self.held_out}: expected a share in [0, 1), such as 0.2"
-            )
+        why = "as a client without samples has nothing to train on"
+        expect(self, "min_samples", self.min_samples >= 1, f"at least 1, {why}")
+        expect(self, "held_out", 0 <= self.held_out < 1, "a share in [0, 1), such as 0.2")
 
     def _check_dirichlet(self) -> None:
         if self.alpha is None:
@@ -98,8 +91,7 @@ class Partitioning(Settings):
                 'is missing: kind "dirichlet" needs a number above 0, such as 0.1 for clients '
                 "that are very unlike or 100 for nearly equal ones",
             )
-        if not self.alpha > 0:
-            raise SettingsError("alpha", f"is {self.alpha}: expected a finite number above 0")
+        expect(self, "alpha", self.alpha > 0, "a finite number above 0")
         if self.self_balancing and self.drawn != "per-class":
             raise SettingsError(
                 "self_balancing",

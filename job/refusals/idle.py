@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..job_tables import JobTables
 from ..tables import CODEC_ROLES, Codec, Data, Output
 from ..training import Train
-from .tables_asked import Tables
 
 __all__ = ["idle"]
 
@@ -19,7 +19,7 @@ _KEEPS = {
 """Keys of [train] that some optimizers alone read."""
 
 
-def idle(job: Tables) -> Iterator[tuple[str, str]]:
+def idle(job: JobTables) -> Iterator[tuple[str, str]]:
     """(key, with what) for every key that says something else than its default, and of which
     nothing would come: whoever wrote it believes that it is trained so."""
     train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
@@ -77,7 +77,7 @@ def idle(job: Tables) -> Iterator[tuple[str, str]]:
         yield "codec.sync", 'sync.kind = "allreduce" (codec.grad is what carries gradients)'
 
 
-def _unshared(job: Tables) -> Iterator[tuple[str, str]]:
+def _unshared(job: JobTables) -> Iterator[tuple[str, str]]:
     """Keys of links that a plan of one stage, or with one holder of each, has not. Stages that
     share a parameter add its gradients up through codec.grad, however few hold each."""
     codec, plan, lossless = job.codec, job.plan, ("none", "lossless")

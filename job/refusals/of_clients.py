@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..clients.client_privacy import LEAST_MEMBERS, fewest_of
+from ..job_tables import JobTables
 from ..rounds import method_of
-from .tables_asked import Tables
 
 __all__ = ["not_federated", "not_in_pipelines"]
 
 
-def not_federated(job: Tables) -> Iterator[tuple[str, str]]:
+def not_federated(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be beside clients that train by themselves."""
     partition, federated = job.data.partition, 'with sync.kind = "federated"'
     if job.sync.kind != "federated":
@@ -60,7 +60,7 @@ def not_federated(job: Tables) -> Iterator[tuple[str, str]]:
         yield from _not_shared(job)
 
 
-def _not_controlled(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_controlled(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be beside control variates, the mean of which is to be that of all clients."""
     sync, train, with_it = job.sync, job.train, f'with sync.method = "{job.sync.chosen}"'
     if not sync.local.steps:
@@ -91,7 +91,7 @@ def _not_controlled(job: Tables) -> Iterator[tuple[str, str]]:
         yield f"sync.{key}", f"it is not, {with_it}: {why}"
 
 
-def _not_shared(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_shared(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be beside statistics of features, which are sums over clients."""
     sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
     if sync.aggregate != "mean":
@@ -113,7 +113,7 @@ def _not_shared(job: Tables) -> Iterator[tuple[str, str]]:
         yield "model.dtype", f'"fp32" is, {with_it}'
 
 
-def _not_buffered(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_buffered(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be where a version is of whoever has come, from whichever version."""
     sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
     if sync.aggregate != "mean":
@@ -140,7 +140,7 @@ def _not_buffered(job: Tables) -> Iterator[tuple[str, str]]:
         yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
 
 
-def not_in_pipelines(job: Tables) -> Iterator[tuple[str, str]]:
+def not_in_pipelines(job: JobTables) -> Iterator[tuple[str, str]]:
     """(key, what to do) for all that cannot be where a client is trained by several peers, each of
     which has a part of the model, and of what a client came to."""
     sync, partition, stages = job.sync, job.data.partition, job.plan.stages
@@ -182,7 +182,7 @@ def not_in_pipelines(job: Tables) -> Iterator[tuple[str, str]]:
         yield "plan.scheduler", f'all but "swarm" are, {with_it}'
 
 
-def _not_secure(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_secure(job: JobTables) -> Iterator[tuple[str, str]]:
     """What sums with masks cannot be of."""
     if job.sync.client_compression.sparse and job.sync.virtual_data != "none":
         why = "no plain loop shows what that comes to"
@@ -198,7 +198,7 @@ def _not_secure(job: Tables) -> Iterator[tuple[str, str]]:
         yield "plan.replicas", f'{fewest} or more are, or "auto", with sync.secure: {why}'
 
 
-def _not_private(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_private(job: JobTables) -> Iterator[tuple[str, str]]:
     """What would tell of clients beside the noisy sums, or more than their noise hides."""
     if method_of(job.sync.chosen).normalises:
         why = "fednova scales moves by clients' numbers of samples, which no noise hides"
@@ -225,7 +225,7 @@ def _not_private(job: Tables) -> Iterator[tuple[str, str]]:
         yield "data.holdout", f'0 is, with sync.privacy and data.where = "peer": {why}'
 
 
-def _not_clients(job: Tables, kind: str) -> Iterator[tuple[str, str]]:
+def _not_clients(job: JobTables, kind: str) -> Iterator[tuple[str, str]]:
     """What cannot be of clients whose data is where the job says. kind: of their partition."""
     partition = job.data.partition
     if kind in ("dirichlet", "shards") and not job.data.targets:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..job_tables import JobTables
 from ..methods import METHODS
 from ..training import LossScale
 from .of_clients import not_federated
-from .tables_asked import Tables
 
 __all__ = ["unsupported"]
 
@@ -16,7 +16,7 @@ _TIMED = ("listed", "zero-bubble")
 """Schedules that only one planner lists."""
 
 
-def _not_listed(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_listed(job: JobTables) -> Iterator[tuple[str, str]]:
     """What says how deep a pipeline is, where nobody asks the planner that lists visits."""
     plan, why = job.plan, ""
     if plan.scheduler != "auto":
@@ -33,7 +33,7 @@ def _not_listed(job: Tables) -> Iterator[tuple[str, str]]:
         yield "plan.in_flight", f'"auto" is, {why}'
 
 
-def _not_rerouted(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_rerouted(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be beside microbatches that leave stages out or visit them in another order."""
     plan = job.plan
     if not plan.reroutes:
@@ -65,7 +65,7 @@ _BEAR_OVERFLOW = ("none", "auto", "lossless", "bf16", "fp16", "int8", "int6", "i
 """Codecs that remember nothing, and of an infinity make what is not finite either."""
 
 
-def _not_scaled(job: Tables) -> Iterator[tuple[str, str]]:
+def _not_scaled(job: JobTables) -> Iterator[tuple[str, str]]:
     """What cannot be where a step whose scaled gradients overflow is as if it had not been."""
     if job.model.dtype != "fp16":
         if job.train.loss_scale != LossScale():
@@ -96,7 +96,7 @@ def _not_scaled(job: Tables) -> Iterator[tuple[str, str]]:
         yield "codec.feedback", f'"none" is, {with_it} and a codec.grad that loses something: {why}'
 
 
-def unsupported(job: Tables) -> Iterator[tuple[str, str]]:
+def unsupported(job: JobTables) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     yield from _not_scaled(job)
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):

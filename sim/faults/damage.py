@@ -49,9 +49,9 @@ class Damage:
         self._parted: Counter[tuple[str, str]] = Counter()  # by how many faults
         self._factor: dict[tuple[str, str], float] = {}
         self._do: Mapping[str, Callable[[Fault], str]] = {
-            "kill": self._kill,
+            "kill": partial(self._end, world.kill),
             "stop": self._stop,
-            "leave": self._leave,
+            "leave": partial(self._end, world.leave),
             "join": self._join,
             "cut-off": self._cut_off,
             "slow": self._slow,
@@ -64,14 +64,11 @@ class Damage:
         """Does it now, and undoes it when its `for` is over. "", or why there was nothing to do."""
         return self._do[fault.do](fault)
 
-    def _kill(self, fault: Fault) -> str:
-        return self._each(fault, self._is_here, self._world.kill, "is gone already")
-
-    def _leave(self, fault: Fault) -> str:
-        return self._each(fault, self._is_here, self._world.leave, "is gone already")
+    def _end(self, do: Callable[[str], None], fault: Fault) -> str:
+        return self._each(fault, self._is_here, do, "is gone already")
 
     def _stop(self, fault: Fault) -> str:
-        why = self._each(fault, self._is_here, self._world.stop, "is gone already")
+        why = self._end(self._world.stop, fault)
         if not why:
             self._later(fault, [partial(self._go_on, name) for name in self.names(fault.who)])
         return why

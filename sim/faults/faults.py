@@ -26,10 +26,11 @@ from ...job.settings import SettingsError
 from ...peer.core import events as p
 from ..scenario.naming import BROKER
 from ..scenario.sentences import PHASES, Fault, sentence
-from ..virtual.clock import Observed
+from ..virtual.clock import Observed, beside
 from .damage import Damage, Select
 
 if TYPE_CHECKING:
+    from ..report.summary import Summary
     from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
@@ -70,7 +71,8 @@ class Faults:
     ) -> None:
         self._world = world
         self._damage = Damage(world, choose, specs)
-        self._fired = [Fired(fault) for fault in faults]
+        self.fired = [Fired(fault) for fault in faults]
+        """Every fault of the list, in its order."""
         self._churn = iter(churn)
         self.churned = 0
         """Faults of `churn` that happened so far."""
@@ -82,7 +84,7 @@ class Faults:
     def start(self) -> None:
         """Raises SettingsError for a fault on an unknown peer."""
         world = self._world
-        for fired in self._fired:
+        for fired in self.fired:
             fault = fired.fault
             names = frozenset((*self._damage.names(fault.who), *self._damage.names(fault.with_)))
             if fault.do == "corrupt" and BROKER in names:
@@ -92,18 +94,8 @@ class Faults:
             else:
                 self._waiting.append((fired, names))
         if self._waiting:
-            self._watch()
+            world.observe = beside(world.observe, self.observe)
         self._next_of_churn()
-
-    def _watch(self) -> None:
-        also = self._world.observe
-
-        def both(seen: Observed) -> None:
-            if also is not None:
-                also(seen)
-            self.observe(seen)
-
-        self._world.observe = both
 
     def observe(self, seen: Observed) -> None:
         """Lets those happen whose step and phase, or whose round, have come."""
@@ -122,9 +114,14 @@ class Faults:
 
     # ------------------------------------------------------------ what happened
 
-    def fired(self) -> tuple[Fired, ...]:
-        """Every fault of the list, in its order."""
-        return tuple(self._fired)
+    def fill(self, summary: Summary) -> None:
+        """Counts what went wrong; a run in which something did not that should have, has failed."""
+        missed = self.missed()
+        if self.fired or self.churned:
+            summary.faults_injected = len(self.fired) + self.churned
+            summary.faults_fired = sum(f.at_s is not None for f in self.fired) + self.churned
+        if missed and not summary.exit:
+            summary.exit, summary.error = 1, "; ".join(missed)
 
     def missed(self) -> tuple[str, ...]:
         """A sentence for each fault that has not happened, whatever the reason."""
@@ -135,7 +132,7 @@ class Faults:
         return tuple(
             f"{sentence(f.fault)}: it did not happen, "
             + (f.why_not or "since the world ended before its time, its step or its round came")
-            for f in self._fired
+            for f in self.fired
             if f.at_s is None
         )
 

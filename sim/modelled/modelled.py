@@ -3,16 +3,16 @@ tensors or with hashes in their place (virtual/, ghost/), from the job to the su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from ...broker import events as b
 from ...broker.candidates import Rule
 from ...client.front import PackedJob, SimulationFront
+from ...client.runs.selecting import rule_of
+from ...client.show.wire import CompressionSums
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
@@ -32,7 +32,7 @@ from ..report import Summary, unigram_entropy
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace
-from ..verify import add_baselines, compare, verify
+from ..verify import add_baselines, compare, one_thread, verify
 from ..virtual.clock import Observed, StalledError
 from .virtual_run import VirtualRun, run_virtual
 
@@ -75,8 +75,7 @@ def shortened(
 
 def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
     """A copy of a run's spec with `steps` steps."""
-    found = broker_pb2.RunSpec()
-    found.CopyFrom(spec)
+    found = copy.deepcopy(spec)
     job = Job.from_json(spec.job)
     found.job, found.steps = replace(job, train=replace(job.train, steps=steps)).to_json(), steps
     return found
@@ -106,13 +105,14 @@ def run_modelled(
                 f'is "{peer.nat}": relays are not modelled; run it as real processes (--real)',
             )
     shown.say(f"capturing {setting.job.name}")
-    packed, rule = front.pack(setting.job), front.rule(setting.job)
+    packed, rule = front.pack(setting.job), rule_of(setting.job)
     facts = packed.facts
-    summary.params, summary.operators = facts.parameters, facts.operators
+    summary.params, summary.operators = facts.parameters, len(facts.graph.operators)
     shown.view.tokens_per_step = facts.tokens_per_step
     names = {peer.name: peer.name for peer in scenario.peers}
     limits = {peer.name: int(peer.memory) for peer in scenario.peers}
-    followed, wire, trace = Following(summary, names, limits), front.wire(names), Trace()
+    followed, trace = Following(summary, names, limits), Trace()
+    wire = CompressionSums(lambda: names)
     summary.cores = 0  # of this machine, which has no part in any time
 
     def observe(seen: Observed) -> None:
@@ -122,7 +122,7 @@ def run_modelled(
 
     shown.say(f"{setting.peers} peers in virtual time")
     try:
-        with _one_thread():
+        with one_thread():
             found = run_virtual(
                 scenario,
                 setting.job,
@@ -157,7 +157,7 @@ def run_modelled(
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
     if not summary.exit and followed.left_out and summary.eval_loss is not None:
         shown.say("evaluating the model without every second block")
-        with _one_thread():
+        with one_thread():
             _half(setting.job, scenario, packed, found, front, folder, summary)
     if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
 
@@ -166,11 +166,11 @@ def run_modelled(
             again = front.pack(alone)
             return run_virtual(calm, alone, again.spec, again.blobs, folder).losses
 
-        with _one_thread():
+        with one_thread():
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
     if not summary.exit and options.baselines is not None:
-        with _one_thread():
+        with one_thread():
             add_baselines(setting.job, followed, facts, front, options.baselines, shown.say)
     return trace, followed.report
 
@@ -197,17 +197,6 @@ def _half(
     summary.half_loss, summary.half_without = made[-1].loss, names
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Operators of a job that fits a world are small: a second thread would only wait for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
     """What the world knows beside the run's events."""
     summary.run, summary.virtual_s = found.run, found.now
@@ -215,11 +204,7 @@ def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
     summary.checks, summary.event_log = found.checks, found.digest
     if found.late:
         summary.exit, summary.error = 1, f"not done within `limit`, {scenario.limit}"
-    if scenario.faults or found.churned:
-        summary.faults_injected = len(found.faults) + found.churned
-        summary.faults_fired = sum(f.at_s is not None for f in found.faults) + found.churned
-    if found.missed and not summary.exit:
-        summary.exit, summary.error = 1, "; ".join(found.missed)
+    found.faults.fill(summary)
 
 
 def _as_hashes(job: Job, followed: Following, packed: PackedJob, options: SimOptions) -> None:

@@ -20,7 +20,7 @@ from ...broker.options import BrokerOptions
 from ...job import Job
 from ...proto import broker_pb2
 from ..faults.churn import absent_at_first, churn_of
-from ..faults.faults import Faults, Fired
+from ..faults.faults import Faults
 from ..following import lack_of
 from ..monitor.monitor import Monitor
 from ..scenario.scenario import Scenario
@@ -56,12 +56,8 @@ class VirtualRun:
     """The digest of the trace: the hash of the event log (I6)."""
     checks: int
     """How many records the monitor has checked, without a violation."""
-    faults: Sequence[Fired]
-    """The scenario's, each with whether it happened."""
-    missed: Sequence[str]
-    """A sentence for each that did not."""
-    churned: int
-    """Kills and joins by churn."""
+    faults: Faults = field(repr=False)
+    """The scenario's, and those of churn."""
     world: World = field(repr=False)
     trace: Trace = field(repr=False)
 
@@ -141,9 +137,7 @@ def run_virtual(
         late=bool(late),
         digest=trace.digest(),
         checks=monitor.checks if monitor else 0,
-        faults=faults.fired(),
-        missed=faults.missed(),
-        churned=faults.churned,
+        faults=faults,
         world=world,
         trace=trace,
     )

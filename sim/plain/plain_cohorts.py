@@ -131,10 +131,7 @@ def aggregate_of(
 ) -> Callable[[Sequence[Named]], Named] | None:
     """What the job has made of what clients moved in one round after the other; None: their
     weighted mean. `events`: of the run, whose attempts say which noise it was."""
-    assert job.rounds is not None
-    cohorts = job.rounds.cohorts
-    if cohorts is None:
-        return None
+    cohorts = _cohorts(job)
     if (privacy := cohorts.privacy) is not None:
         done = [e.round_done for e in events if e.HasField("round_done")]
         asked, fewest = cohorts.per_round, privacy.fewest
@@ -251,18 +248,15 @@ def method_of(job: Job, events: Iterable[RunEvent] = ()) -> FedAvg:
 
 
 def _scaffold(job: Job, events: Iterable[RunEvent], **options: Any) -> Scaffold:
-    assert job.rounds is not None
-    cohorts = job.rounds.cohorts
-    assert cohorts is not None, f"{job.name} has no clients"
+    clients = _cohorts(job).clients
     afresh, lost = set[int](), dict[int, list[int]]()
     for event in events:
         number = event.round_begun.round
         for work in event.round_begun.work:
             afresh |= {number} if work.afresh else set()
-            lost.setdefault(number, []).extend(
-                cohort_of(cohorts.clients, job.seed, number, work.lost)
-            )
-    return Scaffold(cohorts.clients, afresh=afresh, lost=lost, **options)
+            again = cohort_of(clients, job.seed, number, work.lost)
+            lost.setdefault(number, []).extend(again)
+    return Scaffold(clients, afresh=afresh, lost=lost, **options)
 
 
 def local_training(job: Job) -> dict[str, Any]:

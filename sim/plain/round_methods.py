@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .client_methods import copies
 from .round_oracle import PlainMethod, PlainReplica, Round
 
 __all__ = [
@@ -128,10 +129,6 @@ def mean(r: Round, of: Mapping[int, Tensor]) -> Tensor:
     return parts.sum(0) / total
 
 
-def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in weights.items()}
-
-
 class Average(PlainMethod):
     """All take the mean of the weights."""
 
@@ -202,7 +199,7 @@ class Overlapped(PlainMethod):
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         inside = {m.replica for m in r.members if m.weight}
-        ended = {k: _copies(x.weights) for k, x in replicas.items()}
+        ended = {k: copies(x.weights) for k, x in replicas.items()}
         self.method.commit(count, r, replicas)
         self.ended = {k: was for k, was in ended.items() if k in inside}
 
@@ -250,7 +247,7 @@ class Streaming(DiLoCo):
         self._outer_step(r, {k: x.weights for k, x in replicas.items()}, names)
         inside = {m.replica for m in r.members if m.weight}
         self.kept = 0.0 if r.final else self.mix
-        self.ended = {k: _copies({n: replicas[k].weights[n] for n in names}) for k in inside}
+        self.ended = {k: copies({n: replicas[k].weights[n] for n in names}) for k in inside}
         for k in replicas.keys() - inside:
             for name, p in replicas[k].weights.items():
                 p.copy_(self.shared[name])
@@ -316,27 +313,27 @@ class SparseLoCo(PlainMethod):
 
 class NoLoCo(PlainMethod):
     """Slow weights s and momentum m of each replica; with the means over a pair,
-    m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
+    m = momentum·m + lr·mean(p - s) + lr·(mean(s) - s); s += m; p = s. Where all meet, each makes
     that step alone, and the mean of what they come to is the s of all."""
 
     apart = True
 
-    def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
-        self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
+    def __init__(self, lr: float = 0.7, momentum: float = 0.5) -> None:
+        self.lr, self.momentum = lr, momentum
         self.slow: dict[int, dict[str, Tensor]] = {}
         self.momenta: dict[int, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def join(self, number: int, replica: PlainReplica) -> None:
         super().join(number, replica)
-        self.slow[number] = {n: p.detach().clone() for n, p in replica.weights.items()}
+        self.slow[number] = copies(replica.weights)
         self.momenta[number] = {n: torch.zeros_like(p) for n, p in replica.weights.items()}
 
     @torch.no_grad()
     def take(self, number: int, source: int, replicas: Mapping[int, PlainReplica]) -> None:
         super().take(number, source, replicas)
         for kept in (self.slow, self.momenta):
-            kept[number] = {n: x.clone() for n, x in kept[source].items()}
+            kept[number] = copies(kept[source])
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
@@ -348,7 +345,7 @@ class NoLoCo(PlainMethod):
                 moved, middle = (local - slow).mean(0), slow.mean(0)
                 for k in each:
                     s, m = self.slow[k][name], self.momenta[k][name]
-                    m.mul_(self.momentum).add_(self.lr * moved + self.pull * (middle - s))
+                    m.mul_(self.momentum).add_(self.lr * moved + self.lr * (middle - s))
                     s.add_(m)
                     replicas[k].weights[name].copy_(s)
         if r.gathers:

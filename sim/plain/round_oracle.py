@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...job import Train
-from .oracle import learning_rate, move, optimizer_of, scaler_of
+from .oracle import gradient, learning_rate, move, optimizer_of, scaler_of
 
 __all__ = [
     "Batches",
@@ -191,13 +191,7 @@ def plain(
 ) -> list[float]:
     """One backward after the other, of losses that are not scaled."""
     assert not any(scalers), "losses are scaled"
-    losses = []
-    for module, batch in zip(modules, batches, strict=True):
-        out = module(**batch)
-        loss: Tensor = out if isinstance(out, Tensor) else out["loss"]
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(float(loss.detach()))
-    return losses
+    return [gradient(module, [batch])[0] for module, batch in zip(modules, batches, strict=True)]
 
 
 def train(

@@ -5,11 +5,11 @@ Whatever comes from names, reasons or errors goes through `escape`; pictures esc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from ...job.words import counted_in
+from ...job.words import count_of, counted_in
 from .measures.measure import Measured
 from .pictures import palette
 from .summary import Summary
@@ -35,7 +35,8 @@ class Section:
 
 
 def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
-    """The figures that people look for first: (figure, what it is)."""
+    """The figures that people look for first: (figure, what it is), of a summary that has what was
+    found."""
     made: list[tuple[str, str]] = []
     step_s = s.step_s or found.step_s
     if step_s:
@@ -48,12 +49,10 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
         made.append((f"{s.eval_loss:.3f}", "nats, held-out loss"))
     if s.half_loss is not None:
         made.append((f"{s.half_loss:.3f}", "nats, without every second block"))
-    bubble = s.bubble_measured if s.bubble_measured is not None else found.bubble
-    if bubble is not None:
-        made.append((percent(bubble), "bubble: a peer does not compute"))
-    goodput = s.goodput if s.goodput is not None else found.goodput
-    if goodput is not None:
-        made.append((percent(goodput), "goodput: time for steps that counted"))
+    if s.bubble_measured is not None:
+        made.append((percent(s.bubble_measured), "bubble: a peer does not compute"))
+    if s.goodput is not None:
+        made.append((percent(s.goodput), "goodput: time for steps that counted"))
     if s.bytes_on_wire:
         made.append((size(s.bytes_on_wire), "on the wire"))
     if s.faults_injected is not None:
@@ -63,37 +62,34 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
     return made
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], figures: Sequence[int] = ()) -> str:
-    """Cells are text. `figures`: columns that stand at the right."""
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    figures: Sequence[int] = (),
+    off: Collection[int] = (),
+) -> str:
+    """Cells are text. `figures`: columns that stand at the right; `off`: rows whose last one stands
+    out."""
 
-    def cells(tag: str, row: Sequence[str]) -> str:
+    def cells(tag: str, row: Sequence[str], last: str = "n") -> str:
         made = []
         for i, cell in enumerate(row):
-            place = ' class="n"' if i in figures else ""
+            kind = last if i + 1 == len(row) else "n"
+            place = f' class="{kind}"' if i in figures else ""
             made.append(f"<{tag}{place}>{escape(cell)}</{tag}>")
         return f"<tr>{''.join(made)}</tr>"
 
-    body = "".join(cells("td", row) for row in rows)
+    body = "".join(cells("td", row, "n off" if n in off else "n") for n, row in enumerate(rows))
     return f'<div class="wide"><table>{cells("th", heads)}{body}</table></div>'
 
 
 def compared(rows: Sequence[Row]) -> str:
     """Predicted against measured; what is far off stands out."""
-    lines = []
-    for row in rows:
-        error = (
-            ""
-            if row.error is None
-            else f"{row.error:+.0%}".replace("-0%", "0%").replace("+0%", "0%")
-        )
-        off = " off" if row.error is not None and abs(row.error) > OFF else ""
-        lines.append(
-            f'<tr><td>{escape(row.what)}</td><td class="n">{escape(row.predicted)}</td>'
-            f'<td class="n">{escape(row.measured)}</td><td class="n{off}">{error}</td></tr>'
-        )
-    heads = "".join(f'<th class="n">{word}</th>' for word in ("predicted", "measured", "error"))
-    head = f"<tr><th></th>{heads}</tr>"
-    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+    errors = ["" if row.error is None else f"{row.error:+.0%}" for row in rows]
+    errors = [error.replace("-0%", "0%").replace("+0%", "0%") for error in errors]
+    cells = [(r.what, r.predicted, r.measured, e) for r, e in zip(rows, errors, strict=True)]
+    off = [n for n, row in enumerate(rows) if row.error is not None and abs(row.error) > OFF]
+    return table(("", "predicted", "measured", "error"), cells, (1, 2, 3), off)
 
 
 def bullets(texts: Iterable[str]) -> str:
@@ -141,10 +137,8 @@ def page(
 
 
 def _peers(s: Summary) -> str:
-    if not s.peers:
-        return ""
-    text = f"{s.peers} peer{'' if s.peers == 1 else 's'}"
-    return f"{text}, {s.stages} stage{'' if s.stages == 1 else 's'}" if s.stages else text
+    stages = f", {count_of(s.stages, 'stage')}" if s.stages else ""
+    return count_of(s.peers, "peer") + stages if s.peers else ""
 
 
 def _foot(s: Summary) -> str:

@@ -30,8 +30,8 @@ _HIDDEN = (
     "Sums: with noise, that were made until then, one for each attempt at an exchange. Epsilon: "
     "what these have spent of the budget, at its delta."
 )
-_OF_CLIENTS = (("all", ""), ("least", "_least"), ("median", "_median"), ("most", "_most"))
-"""Lines of a number of clients, and how their keys end."""
+_SPREAD = {"least": "_least", "median": "_median", "most": "_most"}
+"""How keys of clients' own numbers end."""
 
 
 def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
@@ -65,9 +65,7 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
     note += (
         " behind its last local step: for others that worked or evaluated, and for the exchange,"
     )
-    note += " which began when all that meet were ready."
-    if (more := len(s.rounds) - MOST_ROWS) > 0:
-        note += f" {count_of(more, 'round')} before these: see summary.json."
+    note += " which began when all that meet were ready." + _before(s)
     body = table((*heads, *times), rows, (0, 2, 3, 4, 5, 6, 7))
     made.append(Section("Rounds", body, wide=True, note=note))
     return made
@@ -102,13 +100,14 @@ def _rounds_of_clients(s: Summary) -> Section:
         note += " Chosen by the rule that the job names, or by the run where that had said nothing."
     if old:
         note += " Versions behind: how many were made since a client began."
-    if (more := len(s.rounds) - MOST_ROWS) > 0:
-        note += f" {count_of(more, 'round')} before these: see summary.json."
-    return Section("Rounds", table(heads, rows, range(len(heads))), wide=True, note=note)
+    body = table(heads, rows, range(len(heads)))
+    return Section("Rounds", body, wide=True, note=note + _before(s))
 
 
-_SPREAD = {"least": "_least", "median": "_median", "most": "_most"}
-"""How keys of clients' own numbers end."""
+def _before(s: Summary) -> str:
+    """A sentence about rounds that the table has no room for."""
+    more = len(s.rounds) - MOST_ROWS
+    return f" {count_of(more, 'round')} before these: see summary.json." if more > 0 else ""
 
 
 def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
@@ -123,7 +122,7 @@ def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
                 colour=colour,
                 dots=True,
             )
-            for (what, end), colour in zip(_OF_CLIENTS, SERIES, strict=False)
+            for (what, end), colour in zip({"all": "", **_SPREAD}.items(), SERIES, strict=False)
         ]
         picture = curves(f"{name} of clients by round", lines, unit="round", text=figure)
         pictures[f"clients-{len(made)}"] = picture

@@ -16,6 +16,7 @@ from typing import Any
 from ...job import LIVE, Job, SettingsError
 from ...job.settings import json_object
 from ...job.settings import plain as plain_settings
+from ...job.words import columns
 from ...net.surroundings import naming
 from .pictures.charts import Series, curves, smooth
 from .pictures.palette import SERIES
@@ -208,16 +209,13 @@ class RunComparison:
             made.append(
                 f"the last columns: up to a {what} of {_loss(self.target)}, which all reach"
             )
-        made += ["", *_columns(lines), ""]
+        made += ["", *columns(lines), ""]
         for of in self.rows.values():
             made += [f"{plain(one.label)}: FAILED: {plain(one.error)}" for one in of if one.error]
         if self.different:
             names = [cut(plain(label), MOST_NAME) for label in self.rows]
-            rows = [[plain(k), *map(_said, values)] for k, values in self.different.items()]
-            made += [
-                "different",
-                *_columns([["  key", *names], *(["  " + r[0], *r[1:]] for r in rows)]),
-            ]
+            rows = [["  " + plain(k), *map(_said, values)] for k, values in self.different.items()]
+            made += ["different", *columns([["  key", *names], *rows])]
         else:
             live = self.equal.get("model.factory", "").startswith(LIVE)
             model = " (of a live module a job knows the class alone)" if live else ""
@@ -340,12 +338,3 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Cells below each other: the first at the left, all others at the right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    for first, *others in lines:
-        cells = [first.ljust(widths[0])]
-        cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
-        yield "  ".join(cells).rstrip()

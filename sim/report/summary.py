@@ -12,7 +12,7 @@ from typing import Any
 
 from ...net.finite import finite
 
-__all__ = ["Summary", "names_of", "to_json", "unigram_entropy", "write_json"]
+__all__ = ["Summary", "names_of", "to_json", "unigram_entropy", "write_json", "write_whole"]
 
 
 @dataclass(kw_only=True)
@@ -209,6 +209,11 @@ def to_json(s: Summary) -> str:
 
 def write_json(s: Summary, path: Path) -> None:
     """Writes a summary as JSON to a file, which is there whole or not at all."""
+    write_whole(to_json(s) + "\n", path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Writes a file, which is there whole or not at all."""
     new = path.with_name(f".{path.name}.new")
-    new.write_text(to_json(s) + "\n")
+    new.write_text(text, encoding="utf-8")
     new.replace(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...proto import broker_pb2
@@ -57,9 +57,10 @@ def comparison(
     return rows
 
 
-def _row(what: str, predicted: float, measured: float, text: object, worth: float = 0.0) -> Row:
+def _row(
+    what: str, predicted: float, measured: float, text: Callable[[float], str], worth: float = 0.0
+) -> Row:
     """`worth`: a difference of less says nothing."""
-    assert callable(text)
     says = measured and abs(predicted - measured) >= worth
     error = predicted / measured - 1 if says else None
     return Row(what, text(predicted), text(measured), error)

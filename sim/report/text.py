@@ -14,7 +14,7 @@ from ...planner.schedulers.alternatives import ALONE
 from .summary import Summary, names_of
 from .words import thousands
 
-__all__ = ["MOST_LINKS", "outrun", "own_step_s", "render"]
+__all__ = ["MOST_LINKS", "against", "outrun", "own_step_s", "render"]
 
 MOST_LINKS = 12
 """Lines of what codecs did."""
@@ -167,20 +167,22 @@ def _speed(s: Summary) -> Iterator[str]:
         yield f"hangs on {'; next '.join(s.bottlenecks[:2])} [predicted]"
 
 
-def _against(s: Summary) -> Iterator[str]:
-    """Ratios of step times: measured over measured, predicted over predicted."""
-    names = dict.fromkeys([*s.against_measured, *s.against])
-    parts = []
-    for name in names:
+def against(s: Summary) -> Iterator[tuple[str, str, str]]:
+    """What the run is compared with: its name, the ratio of step times (measured over measured,
+    predicted over predicted), and which of these it is."""
+    for name in dict.fromkeys([*s.against_measured, *s.against]):
         measured = name in s.against_measured
         other = s.against_measured[name] if measured else s.against[name]
         own = own_step_s(s, measured=measured)
         mark = "measured here" if measured else "predicted"
         if other and own:
-            parts.append(f"{name} {other / own:.2f}x [{mark}]")
+            yield name, f"{other / own:.2f}x", mark
         elif not other and not measured:
-            parts.append(f"{name} out of memory [{mark}]")
-    if parts:
+            yield name, "out of memory", mark
+
+
+def _against(s: Summary) -> Iterator[str]:
+    if parts := [f"{name} {ratio} [{mark}]" for name, ratio, mark in against(s)]:
         time = "time for a batch" if s.rounds else "step time"
         yield f"against  {' · '.join(parts)} (its {time} over this run's, both as marked)"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...net.printable import printable
+from ...net.printable import printable as plain
 
 __all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size", "start", "thousands"]
 
@@ -67,8 +67,3 @@ def cut(text: str, most: int) -> str:
 def start(text: str, most: int) -> str:
     """At most so many characters, the first ones."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def plain(text: str) -> str:
-    """Names come from files and from other people: what is not printable becomes a ?."""
-    return printable(text)

@@ -24,9 +24,9 @@ from .pictures.heat import heat_map
 from .pictures.picture import Picture
 from .pictures.timeline import MOST_ROWS, overview, timeline, window
 from .rounds import baselines_of, behind_rounds, clients_of, rounds_of
-from .summary import Summary, write_json
+from .summary import Summary, write_json, write_whole
 from .tables import comparison, happened
-from .text import own_step_s
+from .text import against
 from .words import figure, plain, size
 
 __all__ = ["measured_summary", "write_report"]
@@ -98,19 +98,12 @@ def write_report(
         *_words(summary, trace, found, proto, names or {}),
     ]
     text = page(summary, verdict.text, tiles(summary, found), sections)
-    _write(folder / "report.html", text)
+    write_whole(text, folder / "report.html")
     for name, picture in pictures.items():
         picture.png(folder / f"{name}.png")
     if trace.spans or trace.marks:
         trace.write(folder / "events.jsonl")
     write_json(summary, folder / "summary.json")
-
-
-def _write(path: Path, text: str) -> None:
-    """The file is there whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 def _time(
@@ -291,15 +284,6 @@ def _words(
 
 
 def _against(s: Summary) -> str:
-    rows = []
-    for name in dict.fromkeys([*s.against_measured, *s.against]):
-        measured = name in s.against_measured
-        other = (s.against_measured if measured else s.against)[name]
-        own = own_step_s(s, measured=measured)
-        mark = "measured here" if measured else "predicted"
-        if other and own:
-            rows.append((plain(name), f"{other / own:.2f}x", mark))
-        elif not other and not measured:
-            rows.append((plain(name), "out of memory", mark))
+    rows = [(plain(name), ratio, mark) for name, ratio, mark in against(s)]
     time = "time for a batch" if s.rounds else "step time"
     return table(("", f"its {time} over this run's", ""), rows, (1,))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from ...job.settings import Settings, SettingsError
+from ...job.settings import Settings, SettingsError, expect
 from ...job.units import Duration
 
 __all__ = [
@@ -58,8 +58,8 @@ class Renamed(Settings):
 def positive(settings: Settings, *names: str) -> None:
     """Raises SettingsError unless these fields are more than 0, and finite."""
     for name in names:
-        if not 0 < (value := getattr(settings, name)) < float("inf"):
-            raise SettingsError(name, f"is {value}: expected more than 0, and finite")
+        finite = 0 < getattr(settings, name) < float("inf")
+        expect(settings, name, finite, "more than 0, and finite")
 
 
 def share(settings: Settings, name: str, *, whole: bool) -> None:
@@ -166,8 +166,7 @@ class Churn(Settings):
     """CSV of `time, peer, up|down` instead, from the scenario's folder."""
 
     def check(self) -> None:
-        if not 0 <= self.fail_per_hour < float("inf"):
-            raise SettingsError("fail_per_hour", f"is {self.fail_per_hour}: expected at least 0")
+        expect(self, "fail_per_hour", 0 <= self.fail_per_hour < float("inf"), "at least 0")
         positive(self, "return_after")
         if self.trace and self.fail_per_hour:
             raise SettingsError(

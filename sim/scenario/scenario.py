@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...job import Job
-from ...job.settings import SettingsError, located, meant, plain, read_toml
+from ...job.settings import SettingsError, expect, located, meant, plain, read_toml
 from ...job.units import Duration, Rate
 from ...planner.base.interface import PeerOffer
 from . import topologies
@@ -117,8 +117,7 @@ class Scenario(Renamed):
         return located(SettingsError(key, problem), self.path)
 
     def check(self) -> None:
-        if self.version != 1:
-            raise SettingsError("version", f"is {self.version}: expected 1")
+        expect(self, "version", self.version == 1, "1")
         self._check_places()
         object.__setattr__(self, "peers", tuple(named(self.peers)))
         self._check_times()
@@ -128,11 +127,10 @@ class Scenario(Renamed):
     def _check_times(self) -> None:
         """Raise SettingsError for durations that cannot be."""
         positive(self, "limit", "time_scale")
-        if self.time_scale != 1.0 and self.mode != "real":
-            raise SettingsError(
-                "time_scale",
-                f'is {self.time_scale}: expected 1.0 where `mode` is "{self.mode}"',
-            )
+        real = self.mode == "real"
+        expect(
+            self, "time_scale", real or self.time_scale == 1, f'1.0 where `mode` is "{self.mode}"'
+        )
         for i, fault in enumerate(self.faults):
             if fault.at is not None and fault.at > self.limit:
                 raise SettingsError(

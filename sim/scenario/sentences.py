@@ -115,26 +115,18 @@ def _fault(
     others: Who = (),
     *,
     at_s: float | None = None,
-    at_step: int | None = None,
-    at_round: int | None = None,
-    phase: str = "any",
     for_s: float = 0.0,
-    factor: float = 1.0,
-    both: bool = True,
+    **more: Any,
 ) -> Fault:
-    if at_s is None and at_step is None and at_round is None:
+    if at_s is None and more.get("at_step") is None and more.get("at_round") is None:
         at_s = 0.0
     return Fault(
         do=do,  # type: ignore[arg-type]  # checked when it is made, as everything here
         who=(who,) if isinstance(who, str) else tuple(who),
         with_=(others,) if isinstance(others, str) else tuple(others),
         at=None if at_s is None else Duration(f"{at_s!r}s"),
-        at_step=at_step,
-        at_round=at_round,
-        phase=phase,  # type: ignore[arg-type]
         for_s=Duration(f"{float(for_s)!r}s"),
-        factor=factor,
-        both=both,
+        **more,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from ...job.settings import Settings, SettingsError, meant
+from ...job.settings import Settings, SettingsError, expect, meant
 from ...job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, DeviceDatasheet
 from .mishaps import Churn, Expectations, FaultTable, Renamed, positive, share
@@ -119,8 +119,7 @@ class PeerTable(Settings):
         positive(self, "memory", "up", "down")
         if self.stays != "" and not self.stays > 0:
             raise SettingsError("stays", 'is 0s: expected more, or "" for one that stays')
-        if not 0 <= self.price_per_hour < float("inf"):
-            raise SettingsError("price_per_hour", f"is {self.price_per_hour}: expected at least 0")
+        expect(self, "price_per_hour", 0 <= self.price_per_hour < float("inf"), "at least 0")
         if isinstance(self.device, str) and self.device not in DEVICES:
             raise SettingsError(
                 "device",
@@ -128,10 +127,8 @@ class PeerTable(Settings):
                 f"(known: {', '.join(DEVICES)}; or a table with flops and memory_bandwidth)",
             )
         most = self.hardware.memory_bytes
-        if most is not None and self.memory > most:
-            raise SettingsError(
-                "memory", f"is {self.memory}: expected at most {most}B, all that {self.device} has"
-            )
+        fits = most is None or self.memory <= most
+        expect(self, "memory", fits, f"at most {most}B, all that {self.device} has")
 
     def price(self, seconds: float) -> float:
         """Return the price of being there in a run of so many seconds of the scenario."""

@@ -41,8 +41,6 @@ class Topology:
     """(N,), the place of each node; empty: the set places none."""
     experiment: Mapping[str, Any]
     """Sizes of the authors' workload, as they state them."""
-    subsets: Mapping[str, tuple[str, ...]]
-    """Places that the authors used together, by name."""
 
     def network(self) -> Network:
         """The N nodes, named PLACE-NUMBER; nothing limits what one node sends to several."""
@@ -108,5 +106,4 @@ def topology_of(table: Mapping[str, Any], variant: str = "") -> Topology:
         bandwidth,
         tuple(table["node_places"]),
         table["experiment"],
-        {k: tuple(v) for k, v in table["subsets"].items()},
     )

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ..processes import started_by
+
 __all__ = [
     "MOST_WAITING",
     "Snapshot",
@@ -86,9 +88,8 @@ def busy_share(before: tuple[int, int], after: tuple[int, int]) -> float:
 def _with_children(pid: int, root: Path) -> Iterator[int]:
     """The process and all below it, as far as they still run."""
     yield pid
-    for path in (root / str(pid) / "task").glob("*/children"):
-        for child in _read(path).split():
-            yield from _with_children(int(child), root)
+    for child in started_by(pid, root):
+        yield from _with_children(child, root)
 
 
 def _threads(pid: int, root: Path) -> Iterator[tuple[int, int]]:

@@ -164,27 +164,24 @@ class Forwarder:
     def _ask(self, table: Mapping[str, Any]) -> Any:
         """A line down the rope and the answer to it. Raises ClusterError without one."""
         with self._turn:
-            return self._ask_now(table)
-
-    def _ask_now(self, table: Mapping[str, Any]) -> Any:
-        self.check()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        end = time.monotonic() + _PATIENCE_S
-        try:
-            data = memoryview(json.dumps(table).encode() + b"\n")
-            while data:
-                data = data[self._process.stdin.write(data) :]
-            while b"\n" not in self._read:
-                ready, _, _ = select([self._process.stdout], [], [], end - time.monotonic())
-                got = self._process.stdout.read(65536) if ready else b""
-                if not got:
-                    raise ClusterError("the forwarding process gives no answer")
-                self._read += got
-        except BrokenPipeError:
-            raise ClusterError("the forwarding process has ended") from None
-        line, _, self._read = self._read.partition(b"\n")
+            self.check()
+            assert self._process is not None
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            end = time.monotonic() + _PATIENCE_S
+            try:
+                data = memoryview(json.dumps(table).encode() + b"\n")
+                while data:
+                    data = data[self._process.stdin.write(data) :]
+                while b"\n" not in self._read:
+                    ready, _, _ = select([self._process.stdout], [], [], end - time.monotonic())
+                    got = self._process.stdout.read(65536) if ready else b""
+                    if not got:
+                        raise ClusterError("the forwarding process gives no answer")
+                    self._read += got
+            except BrokenPipeError:
+                raise ClusterError("the forwarding process has ended") from None
+            line, _, self._read = self._read.partition(b"\n")
         said = json.loads(line)
         if "error" in said:
             raise ClusterError(f"the forwarding process: {said['error']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,12 +19,12 @@ from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
 from ..cluster import (
-    ClusterRun,
     beside,
     evaluate_half,
     exported,
     shortened,
     train,
+    verify_beside,
     wait_for_peers,
 )
 from ..faults.churn import absent_at_first, churn_of
@@ -35,7 +35,7 @@ from ..options import Setting, SimOptions
 from ..processes import ClusterError, LocalCluster
 from ..report import Summary
 from ..trace import Mark, Span, Trace, TraceError
-from ..verify import add_baselines, verify
+from ..verify import add_baselines
 from ..virtual.world import World
 from .forwarder import Forwarder
 from .shaping import Shaping
@@ -177,12 +177,7 @@ def run_shaped(
         trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)
         for mark in marks:
             trace.add(replace(mark, at_s=max(0.0, mark.at_s)))
-        if scenario.faults or faults.churned:
-            fired = faults.fired()
-            summary.faults_injected = len(fired) + faults.churned
-            summary.faults_fired = sum(f.at_s is not None for f in fired) + faults.churned
-            if (missed := faults.missed()) and not summary.exit:
-                summary.exit, summary.error = 1, "; ".join(missed)
+        faults.fill(summary)
         if not summary.exit:
             evaluate_half(trained, shown)
         if not summary.exit and options.keep is not None:
@@ -194,36 +189,13 @@ def run_shaped(
                 shown.say(f"for comparison: {name}, {COMPARED_STEPS} steps")
                 found = beside(cluster, front, other, folder / "beside", names)
                 summary.against_measured[name] = found.summary.step_s
-        _verify(setting, options, front, folder, cluster, trained, names, shown, running)
-    return trace, trained.followed.report
-
-
-def _verify(
-    setting: Setting,
-    options: SimOptions,
-    front: SimulationFront,
-    folder: Path,
-    cluster: LocalCluster,
-    trained: ClusterRun,
-    names: Mapping[str, str],
-    shown: LiveView,
-    running: ExitStack,
-) -> None:
-    scenario, followed = setting.scenario, trained.followed
-    assert scenario is not None
-    expected = scenario.expect.max_loss_difference
-    if not followed.summary.exit and options.baselines is not None:
-        job, most = setting.job, options.baselines
-        add_baselines(job, followed, trained.facts, front, most, shown.say)
-    if followed.summary.exit or not (options.verify or expected is not None):
-        return
-
-    def one_stage(alone: Job) -> Sequence[float]:
-        return beside(cluster, front, alone, folder / "alone", names).losses
-
-    if not trained.facts.random:
-        running.close()  # what is compared with needs no peers
-    verify(setting.job, followed, trained.facts, front, one_stage, shown.say, expected)
+        followed, expected = trained.followed, scenario.expect.max_loss_difference
+        if not summary.exit and options.baselines is not None:
+            add_baselines(job, followed, trained.facts, front, options.baselines, shown.say)
+        if not summary.exit and (options.verify or expected is not None):
+            these = cluster, front, job, folder, trained, names, shown, running
+            verify_beside(*these, expected)
+    return trace, followed.report
 
 
 def compared_jobs(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:

@@ -25,6 +25,7 @@ from ..plain import oracle
 from ..processes import LocalCluster
 from ..report import Summary
 from ..scenario.scenario import Scenario
+from ..verify import one_thread
 from .contention import Snapshot, busy_share, contended, processor, snapshot, waited_s
 from .forwarder import Forwarder
 
@@ -62,7 +63,7 @@ def check_real(scenario: Scenario) -> None:
 
 def stretches_of(scenario: Scenario, job: Job, front: SimulationFront) -> dict[str, float]:
     """By peer. Raises SettingsError for a device that is faster than a core of this machine."""
-    facts = front.facts(job)
+    facts = front.prepared(job)
     reader, size = facts.reader(job.train.microbatches), job.train.microbatch_size
     with front.module(job) as module:
         here_s = cpu_seconds(module, lambda step, m: reader.batch(step, m, size), job.train)
@@ -168,8 +169,6 @@ def cpu_seconds(
 ) -> float:
     """The median CPU time of a step here, in one thread; it trains the module. `clock`: seconds of
     the calling thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     ends: list[float] = []
 
     def timed(step: int, microbatch: int) -> dict[str, torch.Tensor]:
@@ -177,10 +176,8 @@ def cpu_seconds(
             ends.append(clock())
         return dict(batches(step, microbatch))
 
-    try:
+    with one_thread():
         oracle.train(module, timed, train, steps=STEPS + 1, microbatches=train.microbatches)
-    finally:
-        torch.set_num_threads(threads)
     ends.append(clock())
     return median(b - a for a, b in pairwise(ends[1:]))
 

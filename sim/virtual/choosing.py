@@ -8,7 +8,7 @@ from functools import partial
 from ...broker import events as b
 from ...broker.candidates import Candidates, Clients, Rule, chosen_by
 from ...proto.broker_pb2 import RunSpec
-from .clock import Observed
+from .clock import Observed, beside
 from .world import World
 
 __all__ = ["begin_choosing"]
@@ -20,7 +20,7 @@ def begin_choosing(
     """Have a rule choose the clients of each round of a run that begins from here on. `say` hears
     of what it raises and of what the broker refuses. Raises ValueError for a run whose clients no
     rule chooses."""
-    clients, also = Clients(spec), world.observe
+    clients = Clients(spec)
 
     def choose(found: Candidates) -> None:
         try:
@@ -33,12 +33,10 @@ def begin_choosing(
             say(f"round {found.round}: {answer.reason}")
 
     def observe(seen: Observed) -> None:
-        if also is not None:
-            also(seen)
         told = seen.record
         if not isinstance(told, b.Publish) or told.run != run:
             return
         if (found := clients.see(told.event)) is not None:
             world.after(0.0, partial(choose, found))
 
-    world.observe = observe
+    world.observe = beside(world.observe, observe)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...broker import events as b
     from ...peer.core import events as p
 
-__all__ = ["Bucket", "Observe", "Observed", "StalledError", "Timers", "VirtualClock"]
+__all__ = ["Bucket", "Observe", "Observed", "StalledError", "Timers", "VirtualClock", "beside"]
 
 
 class StalledError(RuntimeError):
@@ -31,6 +31,17 @@ class Observed(NamedTuple):
 
 
 Observe = Callable[[Observed], None]
+
+
+def beside(before: Observe | None, observe: Observe) -> Observe:
+    """What has both see everything, the one that was there before first."""
+
+    def both(seen: Observed) -> None:
+        if before is not None:
+            before(seen)
+        observe(seen)
+
+    return both
 
 
 @contextmanager

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .peer_shell import PeerShell
     from .world import World
 
-__all__ = ["BROKER", "Control"]
+__all__ = ["BROKER", "Control", "nothing"]
 
 BROKER = "broker"
 """The broker's name on the network."""
@@ -35,7 +35,7 @@ class Control:
         """Whether the peer has not seen its end."""
         self.open_there = False
         """Whether the broker has seen its begin and not its end."""
-        world.carrier.send(self.name, BROKER, 0, _nothing, self._there.next(self._reached))
+        world.carrier.send(self.name, BROKER, 0, nothing, self._there.next(self._reached))
         world.after(HELLO_S, self._not_reached)
 
     # ------------------------------------------------------------ the peer's end
@@ -43,28 +43,28 @@ class Control:
     def say(self, data: bytes) -> None:
         if self.open_here:
             said = self._there.next(lambda: self.world.broker.said(self, data))
-            self.world.carrier.send(self.name, BROKER, len(data), _nothing, said)
+            self.world.carrier.send(self.name, BROKER, len(data), nothing, said)
 
     def end_here(self, why: str) -> None:
         """The peer's process ended it, or its process is gone; the broker hears of it later."""
         if self.open_here:
             self.open_here = False
             closed = self._there.next(lambda: self.world.broker.closed(self, why))
-            self.world.carrier.send(self.name, BROKER, 0, _nothing, closed)
+            self.world.carrier.send(self.name, BROKER, 0, nothing, closed)
 
     # ------------------------------------------------------------ the broker's end
 
     def tell(self, data: bytes) -> None:
         if self.open_there:
             told = self._back.next(lambda: self.peer.told(self, data))
-            self.world.carrier.send(BROKER, self.name, len(data), _nothing, told)
+            self.world.carrier.send(BROKER, self.name, len(data), nothing, told)
 
     def end_there(self, why: str) -> None:
         """The broker ended it, after what it told."""
         if self.open_there:
             self.open_there = False
             ended = self._back.next(lambda: self._end_for_peer(why))
-            self.world.carrier.send(BROKER, self.name, 0, _nothing, ended)
+            self.world.carrier.send(BROKER, self.name, 0, nothing, ended)
 
     # ------------------------------------------------------------ what happens to it
 
@@ -90,12 +90,12 @@ class Control:
     def _reached(self) -> None:
         if self.open_here and not self.world.broker.alive:
             refused = self._back.next(lambda: self._end_for_peer("no broker answers there"))
-            self.world.carrier.send(BROKER, self.name, 0, _nothing, refused)
+            self.world.carrier.send(BROKER, self.name, 0, nothing, refused)
         elif self.open_here:
             self.open_there = True
             self.world.broker.opened(self)
             attached = self._back.next(lambda: self.peer.attached(self))
-            self.world.carrier.send(BROKER, self.name, 0, _nothing, attached)
+            self.world.carrier.send(BROKER, self.name, 0, nothing, attached)
 
     def _not_reached(self) -> None:
         if not self.open_there:
@@ -107,5 +107,5 @@ class Control:
             self.peer.detached(self, why)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
 from ...peer.compute.order import resumed
@@ -20,7 +20,7 @@ from ...peer.data.manifest import DataError
 from ...peer.shell.workbench import code_of, code_of_action, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
-from .control import BROKER
+from .control import BROKER, nothing
 from .device_task import DeviceTask
 from .orders import ActionTimes
 from .spec import PeerDevice, PeerSpec
@@ -110,7 +110,8 @@ class PeerWork:
                 scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else TRAITS[action.kind].word
                 step = -1 if action.kind in ROUNDS else wanted.step
-                self._span(kind, began, step, action.microbatch, action.stage)
+                at = {"microbatch": action.microbatch, "stage": action.stage}
+                self._span(kind, began, step=step, **at)
             self._handle(answer)
 
         self.task.begin(seconds, ended)
@@ -157,10 +158,10 @@ class PeerWork:
             if not world.broker.alive:
                 answer = p.BuildFailed(wanted.run, wanted.term, _AWAY, "blob")
             world.carrier.send(
-                BROKER, self.name, fetches.bytes, _nothing, lambda: world.after(OVERHEAD_S, built)
+                BROKER, self.name, fetches.bytes, nothing, lambda: world.after(OVERHEAD_S, built)
             )
 
-        world.carrier.send(self.name, BROKER, 0, _nothing, sends)
+        world.carrier.send(self.name, BROKER, 0, nothing, sends)
 
     def _take_snapshot(self, wanted: p.TakeSnapshot) -> None:
         """Copying holds the device up, from now on; writing does not."""
@@ -184,9 +185,9 @@ class PeerWork:
             if world.broker.alive:
                 world.saved[blob.hash] = parts
                 answer = p.SnapshotSaved(snapshot, blob)
-            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self._handle(answer))
+            world.carrier.send(BROKER, self.name, 0, nothing, lambda: self._handle(answer))
 
-        world.carrier.send(self.name, BROKER, size, _nothing, stored)
+        world.carrier.send(self.name, BROKER, size, nothing, stored)
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world
@@ -204,29 +205,18 @@ class PeerWork:
             if world.broker.alive:
                 world.blobs[name] = data
                 answer = p.ExportedWeights(wanted.run, wanted.term, wanted.step, blob)
-            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self._handle(answer))
+            world.carrier.send(BROKER, self.name, 0, nothing, lambda: self._handle(answer))
 
         world.after(
             OVERHEAD_S,
-            lambda: world.carrier.send(self.name, BROKER, len(data), _nothing, stored),
+            lambda: world.carrier.send(self.name, BROKER, len(data), nothing, stored),
         )
 
-    def _span(
-        self, kind: trace.Kind, began: float, step: int = -1, microbatch: int = -1, stage: int = -1
-    ) -> None:
+    def _span(self, kind: trace.Kind, began: float, **at: Any) -> None:
         world = self.world
         if world.trace is not None and self._alive():
-            world.trace.add(
-                trace.Span(
-                    start_s=began,
-                    end_s=world.now,
-                    peer=self.name,
-                    kind=kind,
-                    step=step,
-                    microbatch=microbatch,
-                    stage=stage,
-                )
-            )
+            span = trace.Span(start_s=began, end_s=world.now, peer=self.name, kind=kind, **at)
+            world.trace.add(span)
 
 
 class _BlobFetches:
@@ -259,7 +249,3 @@ class _BlobFetches:
         """Return the parts of a snapshot that lies with the broker."""
         self.bytes += ref.size_bytes
         return self._world.saved[ref.hash]
-
-
-def _nothing() -> None:
-    pass

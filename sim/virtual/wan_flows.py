@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
 
 from .clock import Bucket
 
@@ -13,34 +14,24 @@ __all__ = ["Pair", "WanFlow"]
 Call = Callable[[], None]
 
 
+@dataclass(eq=False, slots=True)
 class Pair:
     """A directed pair of peers. `ends`: its two endpoints, uplink and downlink. `fast`: for what
     finds tokens in its bucket, the same without the pair's bandwidth; None: nothing else holds it
     up."""
 
-    __slots__ = (
-        "alone",
-        "back_s",
-        "bucket",
-        "ends",
-        "fast",
-        "flows",
-        "held",
-        "index",
-        "jitter_s",
-        "latency_s",
-        "loss",
-        "random",
-    )
-
-    def __init__(self, index: int, ends: tuple[int, int], alone: float) -> None:
-        self.index, self.ends, self.alone = index, ends, alone
-        self.latency_s = self.back_s = self.jitter_s = self.loss = 0.0
-        self.random: random.Random | None = None  # None: nothing is drawn
-        self.bucket: Bucket | None = None
-        self.fast: Pair | None = None
-        self.held: list[WanFlow] | None = None  # a list while it is parted
-        self.flows: dict[WanFlow, None] = {}
+    index: int
+    ends: tuple[int, int]
+    alone: float
+    latency_s: float = 0.0
+    back_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    random: Random | None = None  # None: nothing is drawn
+    bucket: Bucket | None = None
+    fast: Pair | None = None
+    held: list[WanFlow] | None = None  # a list while it is parted
+    flows: dict[WanFlow, None] = field(default_factory=dict)
 
 
 class WanFlow:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...broker import events as b
 from ...broker.options import BrokerOptions
@@ -278,19 +279,15 @@ class World(VirtualClock):
         return "\n".join([repr(self.broker.machine), *machines, *self.log[-10:]])
 
 
-def torch_device(spec: PeerSpec) -> PeerDevice:
+def torch_device(spec: PeerSpec, **more: Any) -> PeerDevice:
     """Real tensors on the CPU."""
     # This process's seconds are none of the world's: reports are the same in every run; and so is
     # noise, of which a plain loop must have the same, and what masks are made of.
-    return TorchDevice("cpu", clock=lambda: 0.0, noise_key=known_key, member_of=known_member)
+    return TorchDevice(
+        "cpu", clock=lambda: 0.0, noise_key=known_key, member_of=known_member, **more
+    )
 
 
 def signing_device(spec: PeerSpec) -> PeerDevice:
     """Return the device of a peer that signs what it gives in rounds."""
-    return TorchDevice(
-        "cpu",
-        clock=lambda: 0.0,
-        noise_key=known_key,
-        member_of=known_member,
-        identity_of=NamedMember,
-    )
+    return torch_device(spec, identity_of=NamedMember)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shoal
 import shoal.job
-from shoal.job import Data, Job, PlanOptions, SettingsError, Train, Training, tables
+from shoal.job import Data, Job, PlanOptions, SettingsError, Train, Training, job_tables, tables
 from shoal.job import spec as job_module
 from shoal.job.settings import plain, read_toml
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
@@ -279,13 +279,17 @@ def test_every_setting_says_what_it_is() -> None:
     import ast
 
     nodes = [
-        node
-        for path in (job_module.__file__, tables.__file__)
-        for node in ast.parse(Path(path).read_text()).body
+        (module, node)
+        for module in (job_module, job_tables, tables)
+        for node in ast.parse(Path(module.__file__).read_text()).body
     ]
-    for node in nodes:
-        if isinstance(node, ast.ClassDef) and is_dataclass(getattr(shoal.job, node.name)):
-            names = {f.name for f in fields(getattr(shoal.job, node.name))}
+    for module, node in nodes:
+        if isinstance(node, ast.ClassDef) and is_dataclass(getattr(module, node.name)):
+            names = getattr(module, node.name).__annotations__.keys() - {
+                "OURS",
+                "OF_JOB",
+                "OF_ANOTHER",
+            }
             pairs = zip(node.body, node.body[1:], strict=False)
             said = {
                 a.target.id

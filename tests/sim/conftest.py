@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from shoal.broker.events import FormReplicas, MakePlan
 from shoal.client.models import models
-from shoal.client.submission import Prepared, prepare
+from shoal.client.prepared import Prepared
+from shoal.client.submission import prepare
 from shoal.compression.sparse.masks import SharedMask
 from shoal.dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from shoal.dag.ir.graph import Graph

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....job.words import count_of
 from ..measures.measure import Measured
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain, size
@@ -63,7 +64,7 @@ def atlas(found: Measured, verdict: Verdict, places: Sequence[Mapping[str, Any]]
         many = len(place["peers"])
         marked = any(verdict.on == peer for peer in place["peers"])
         radius = min(11.0, 3.5 + 1.3 * math.sqrt(many))
-        hint = f"{plain(place['name'])}: {many} peer{'' if many == 1 else 's'}"
+        hint = f"{plain(place['name'])}: {count_of(many, 'peer')}"
         picture.add(Dot(x, y, radius, "accent" if marked else "forward", hint))
         text = cut(plain(place["name"]), 22) + (f" · {many}" if many > 1 else "")
         _label(picture, taken, x, y, radius, text, marked)

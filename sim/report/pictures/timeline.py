@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...trace import COMPUTE, Mark, Span, Trace
 from ..measures.measure import VISITS, Measured, MeasuredStep
@@ -170,13 +170,12 @@ def _chain(
     picture: Picture,
     verdict: Verdict,
     rows: Mapping[str, float],
-    at: object,
+    at: Callable[[float], float],
     start_s: float,
     end_s: float,
     bars: float,
 ) -> None:
     """The chain of causes: a line below what was computed, and across from sender to receiver."""
-    assert callable(at)
     points: list[tuple[float, float]] = []
     for piece in verdict.path:
         if piece.end_s <= start_s or piece.start_s >= end_s:
@@ -304,9 +303,10 @@ def _filled(
     return found
 
 
-def _flags(picture: Picture, marks: Sequence[Mark], at: object, top: float, bottom: float) -> None:
+def _flags(
+    picture: Picture, marks: Sequence[Mark], at: Callable[[float], float], top: float, bottom: float
+) -> None:
     """What happened, with a word where it does not cover the one before."""
-    assert callable(at)
     reached = -1e9
     for mark in notable(marks)[:400]:
         x = at(mark.at_s)

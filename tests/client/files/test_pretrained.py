@@ -20,7 +20,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.service.blobs import Upload
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.client import Client, Refused, connect
-from shoal.client.files import exported as exported_module
+from shoal.client.files import sending as sending_module
 from shoal.client.files import shards as shards_module
 from shoal.client.files.sending import send
 from shoal.client.files.shards import Pretrained
@@ -258,7 +258,7 @@ async def test_an_export_goes_on_where_it_was_cut_off(
             run = client.submit(lab.job(Net(), freeze=["layers.0.*"]))
             run.wait()
             plain = run.weights()
-            monkeypatch.setattr(exported_module, "_AT_ONCE", 1)
+            monkeypatch.setattr(sending_module, "_AT_ONCE", 1)
             monkeypatch.setattr(BlobClient, "fetch_to", fetch_to)
             with pytest.raises(KeyboardInterrupt):
                 run.export()

@@ -70,7 +70,7 @@ def test_jobs_that_share_a_capture_say_each_what_its_optimizer_has(tmp_path: Pat
     front = SimulationFront(print)
     try:
         found = [
-            front.facts(Job(**tables, steps=2, batch=4, optimizer=name)).job.train.no_muon
+            front.prepared(Job(**tables, steps=2, batch=4, optimizer=name)).job.train.no_muon
             for name in ("adamw", "muon")
         ]
     finally:

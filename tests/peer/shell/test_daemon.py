@@ -23,6 +23,7 @@ from torch import nn
 from shoal.broker.events import RunId
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.client import submission
+from shoal.client.prepared import Prepared
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs.client import BlobClient
@@ -58,7 +59,7 @@ class Cluster:
     folder: Path
     broker: Broker
     channel: grpc.aio.Channel
-    ready: submission.Prepared
+    ready: Prepared
     workers: list[Worker] = field(default_factory=list)
     ends: dict[str, asyncio.Task[int]] = field(default_factory=dict)
 
@@ -118,7 +119,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[submission.Prepared]:
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     """A tiny model on a page of text, captured once."""
     text = tmp_path_factory.mktemp("data") / "page.txt"
     text.write_bytes(bytes((i * i // 7 + i) % 250 for i in range(2000)))
@@ -133,7 +134,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[submission.Prepa
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, ready: submission.Prepared) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, ready: Prepared) -> AsyncIterator[Cluster]:
     """Stops every worker at the end and checks that nothing of them is left."""
     threads = set(threading.enumerate())
     async with (

@@ -159,7 +159,7 @@ def test_the_broker_is_started_again_by_a_fault_of_nobody():
     stage.built("a")
     stage.computes("a", 2, "F0@0")
     assert [what for _, what in stage.done] == ["broker_restart"]
-    assert faults.fired()[1].at_s is None
+    assert faults.fired[1].at_s is None
     stage.run(9.0)
     assert not faults.missed()
 
@@ -176,10 +176,10 @@ def test_a_fault_with_a_time_happens_then_and_is_undone():
     stage, faults = playing(f.stop("a", at_s=5, for_s=2))
     stage.run(4.9)
     assert stage.done == []
-    assert faults.fired()[0].at_s is None
+    assert faults.fired[0].at_s is None
     stage.run(5)
     assert stage.done == [(5.0, "stop", "a"), (7.0, "go_on", "a")]
-    assert faults.fired()[0].at_s == 5.0
+    assert faults.fired[0].at_s == 5.0
     assert faults.missed() == ()
 
 

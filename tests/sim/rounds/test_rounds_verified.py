@@ -16,7 +16,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from shoal import cli
-from shoal.client.front import CapturedFacts
 from shoal.job import Job
 from shoal.job.rounds import GOSSIP, LOCAL
 from shoal.proto.broker_pb2 import RunEvent
@@ -47,16 +46,7 @@ def verified(
     def module(job: Job) -> Iterator[nn.Module]:
         yield copy.deepcopy(rounds.lab.module)
 
-    facts = CapturedFacts(
-        graph=prepared.graph,
-        operators=0,
-        parameters=0,
-        tokens_per_step=0,
-        random=draws,
-        manifest=prepared.manifest,
-        shards=prepared.shards,
-        job=job,
-    )
+    facts: Any = SimpleNamespace(random=draws, reader=prepared.reader, job=job)
     said: list[str] = []
     front: Any = SimpleNamespace(module=module)
     verify(job, followed, facts, front, lambda job: [], said.append)
