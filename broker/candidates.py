@@ -18,8 +18,6 @@ from ..proto.broker_pb2 import (
     RunSpec,
 )
 
-__all__ = ["Candidates", "Clients", "Rule", "chosen_by"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:

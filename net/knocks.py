@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["RateLimiter"]
-
 
 class RateLimiter:
     """`who` is an address, or a subject. The `most` that knocked last are remembered."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["MOST_CHARACTERS", "SafeFormatter", "printable", "printable_lines"]
-
 MOST_CHARACTERS = 8_000
 """Of one line: a sentence about a thousand peers."""
 _BEHIND = "    | "

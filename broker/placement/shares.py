@@ -9,8 +9,6 @@ from ...proto.broker_pb2 import WAITING
 from ..membership.member import Member
 from ..runs.replica import Replica
 
-__all__ = ["shared"]
-
 
 def shared(
     replica: Replica, others: Iterable[Replica], members: Sequence[Member]

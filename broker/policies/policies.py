@@ -12,8 +12,6 @@ from .gossip import GossipPolicy
 from .hosts import HostsPolicy
 from .policy import RoundPolicy
 
-__all__ = ["POLICIES", "policy_of"]
-
 POLICIES: Mapping[str, type[RoundPolicy]] = {
     "local": RoundPolicy,
     "gossip": GossipPolicy,

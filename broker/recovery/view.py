@@ -15,8 +15,6 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.sets import SnapshotSet
 from .suspects import SuspectTracker
 
-__all__ = ["Pair", "View"]
-
 Pair = tuple[PeerId, PeerId]
 
 

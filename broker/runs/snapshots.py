@@ -30,8 +30,6 @@ from ..snapshots.keepers import instead
 from ..snapshots.sets import SnapshotCatalog, SnapshotSet
 from .context import ReplicaContext
 
-__all__ = ["NEVER", "ReplicaSnapshots"]
-
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
 

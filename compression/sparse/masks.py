@@ -22,8 +22,6 @@ from ..interface import CodecError, Encoded, Spec
 from .randomk import positions
 from .select import largest
 
-__all__ = ["MaskCodec", "SharedMask"]
-
 _WHAT = "shared mask"
 
 

@@ -23,8 +23,6 @@ from ..interface import CodecError, Encoded, Spec, State
 from .topk import kept
 from .values import Values
 
-__all__ = ["Support", "positions"]
-
 _WORD = "support/1"
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
 
-__all__ = ["Statistics"]
-
 
 @dataclass(frozen=True)
 class Statistics:
