@@ -18,6 +18,8 @@ from ..proto.broker_pb2 import (
     RunSpec,
 )
 
+__all__ = ["Candidates", "Clients", "Rule", "chosen_by"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:

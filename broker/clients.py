@@ -40,6 +40,8 @@ from .records.space import make_room
 from .registry import RunRegistry
 from .runs.run import Run
 
+__all__ = ["ClientRequests", "choose"]
+
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
 _BLOB = re.compile(r"[0-9a-f]{64}")

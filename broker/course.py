@@ -6,6 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
+__all__ = ["Course"]
+
 
 class Course:
     """Points of one run, made of its rows in the order in which they came: of its steps, or, of

@@ -12,6 +12,8 @@ from ..proto.broker_pb2 import Description, PeerShare, PeerState, Profile, RunSt
 from ..proto.common_pb2 import Reason
 from .records.submitted import run_of
 
+__all__ = ["for_lender"]
+
 
 def for_lender(found: Description, peer: str, shares: Iterable[PeerShare]) -> Description:
     """Return the part of a description that a peer may see, with its shares."""

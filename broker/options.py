@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+__all__ = ["BrokerOptions"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokerOptions:

@@ -19,6 +19,8 @@ from .rounds.coordinator import RoundCoordinator
 from .runs.replica import Replica
 from .runs.run import Run
 
+__all__ = ["RunRegistry"]
+
 
 class RunRegistry:
     """runs: by id, in order of submission, the newest ended ones included. rounds: of those whose

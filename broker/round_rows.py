@@ -23,6 +23,18 @@ from ..proto.broker_pb2 import (
 )
 from .records.version_ledger import pairs_of
 
+__all__ = [
+    "Local",
+    "RoundRow",
+    "RoundRows",
+    "begun",
+    "client_numbers",
+    "evaluated",
+    "planned",
+    "samples_of",
+    "sentence",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Local:

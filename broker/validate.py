@@ -12,6 +12,8 @@ from .records.run import RunRecord
 from .runs.handover import PAUSE
 from .runs.replica import Replica
 
+__all__ = ["validate"]
+
 
 def validate(machine: BrokerMachine) -> None:
     """Raises AssertionError when the machine's parts contradict each other."""

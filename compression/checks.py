@@ -18,6 +18,27 @@ from torch import Tensor
 
 from .interface import CodecError, Encoded, Spec
 
+__all__ = [
+    "DTYPES",
+    "FLOATING",
+    "MAX_ELEMENTS",
+    "PIECE",
+    "as_dtype",
+    "check_length",
+    "check_state",
+    "count",
+    "dtype_name",
+    "dtype_of",
+    "encoded",
+    "flat",
+    "from_bytes",
+    "pack_exponent",
+    "split",
+    "times_power",
+    "unpack_exponent",
+    "views",
+]
+
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (

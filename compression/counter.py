@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["CHUNK", "bits", "halves"]
+
 CHUNK = 1 << 15
 """Positions that share one word; who works in pieces starts them at multiples of it."""
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Codec", "CodecError", "Encoded", "Spec", "State", "StatefulCodec"]
+
 
 class CodecError(ValueError):
     """Bytes that do not decode to what was announced, or a tensor or codec text that cannot be

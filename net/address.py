@@ -16,6 +16,8 @@ import re
 
 from .local import joined
 
+__all__ = ["USUAL_PORT", "AddressError", "address_of", "host_of"]
+
 USUAL_PORT = 7077
 """Where `shoal broker` listens when no port is given."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

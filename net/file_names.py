@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["is_file_name"]
+
 _LONGEST = 200
 """Bytes; file systems take 255, and a temporary name beside it has a few more."""
 _MEANS_MORE = frozenset('/\\:*?"<>|#%')

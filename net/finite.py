@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+__all__ = ["finite"]
+
 
 def finite(value: Any) -> Any:
     """Return the value with None in place of every number that is none, at any depth."""

@@ -18,6 +18,8 @@ import grpc
 if TYPE_CHECKING:
     from grpc.aio import AioRpcError, ServicerContext
 
+__all__ = ["hides_the_reason", "in_words", "is_reached", "pass_over_broken_streams", "take_first"]
+
 _HIDDEN = "Internal error from Core"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+__all__ = ["RateLimiter"]
+
 
 class RateLimiter:
     """`who` is an address, or a subject. The `most` that knocked last are remembered."""

@@ -12,6 +12,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+__all__ = [
+    "allow_descriptors",
+    "free_port",
+    "is_loopback",
+    "joined",
+    "listening",
+    "local_address",
+    "split",
+]
+
 _SOMEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of nobody (RFC 5737, RFC 3849): which way would a packet leave for them?"""
 _SIOCGIFADDR = 0x8915

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 
+__all__ = ["MOST_CHARACTERS", "SafeFormatter", "printable", "printable_lines"]
+
 MOST_CHARACTERS = 8_000
 """Of one line: a sentence about a thousand peers."""
 _BEHIND = "    | "

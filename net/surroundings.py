@@ -17,6 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+__all__ = [
+    "SurroundingsError",
+    "cache_home",
+    "check_place",
+    "config_home",
+    "fault_of",
+    "naming",
+    "try_lock",
+    "user_path",
+    "write_whole",
+]
+
 
 class SurroundingsError(OSError):
     """The machine does not give what is needed. One line: which file, the cause, what to do."""

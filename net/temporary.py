@@ -18,6 +18,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+__all__ = ["SocketFolder", "TemporaryFolder"]
+
 log = logging.getLogger(__name__)
 
 

@@ -34,6 +34,15 @@ from ...net.identity.token import Token
 from ...proto.admission_pb2 import Admitted, JoinRequest
 from .admissions_file import AdmissionsFile
 
+__all__ = [
+    "JOINABLE",
+    "PROTOCOL",
+    "Admission",
+    "AdmissionError",
+    "AdmissionLimits",
+    "CallRefusedError",
+]
+
 PROTOCOL = 1
 """The version of joining that this broker speaks."""
 JOINABLE = (PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR)

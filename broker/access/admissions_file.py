@@ -22,6 +22,8 @@ from zlib import crc32
 
 from ...net.surroundings import SurroundingsError
 
+__all__ = ["AdmissionsFile"]
+
 log = logging.getLogger(__name__)
 
 _SCHEMA = """

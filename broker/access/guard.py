@@ -21,6 +21,8 @@ from .limits import Shares
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
+__all__ = ["Guard"]
+
 _PEOPLE = frozenset({PartyRole.SUBMITTER, PartyRole.OPERATOR})
 _ALL = _PEOPLE | {PartyRole.PEER}
 _JOIN = "Admission.Join"

@@ -24,6 +24,15 @@ from ...net.identity.names import OWNER, Party, PartyRole
 from ...net.knocks import RateLimiter
 from .admission import AdmissionError
 
+__all__ = [
+    "CALLS",
+    "MESSAGES",
+    "MOST_MESSAGE_BYTES",
+    "MOST_PIECE_BYTES",
+    "CallLimit",
+    "Shares",
+]
+
 MOST_PIECE_BYTES = 4 << 20
 """Of a blob, in one message; clients send 1 MiB."""
 MOST_MESSAGE_BYTES = MOST_PIECE_BYTES + 1024

@@ -29,6 +29,8 @@ from ..records.run import RunRecord
 from ..records.space import share
 from ..records.submitted import SubmittedRun
 
+__all__ = ["DurableState"]
+
 
 class DurableState:
     """runs: by id, in order of submission, the newest ended ones included. starts: of this broker.

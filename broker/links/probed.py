@@ -11,6 +11,8 @@ from ...dag.plan.plan import PeerId
 from ..membership.member import Member
 from .links import Caps, Links
 
+__all__ = ["LINKS", "PROBE_BYTES", "SMALLEST_BYTES", "Allowance", "Landmarks", "Probed"]
+
 PROBE_BYTES = 64 << 20
 """Of a probe at most, each way: sixteen times the largest bucket that is looked for
 (`peer/core/rates/load.py`), since half of it was still seen in a rate where processes send little

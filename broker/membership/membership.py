@@ -47,6 +47,8 @@ from .bounds import sound
 from .member import Member, clean, problem_of
 from .speeds import Correction, speeds_of
 
+__all__ = ["Lost", "Membership"]
+
 
 class Lost(NamedTuple):
     """A peer that is no member any more, and the cause in words ("its stream ended: …"). `code`

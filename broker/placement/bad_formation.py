@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..events import ReplicasFormed
 from ..runs.replica import Replica
 
+__all__ = ["bad_formation"]
+
 
 def bad_formation(first: Replica, event: ReplicasFormed) -> str:
     """Why a run cannot begin with what a planner formed; empty: it can."""

@@ -55,6 +55,8 @@ from .datasets import lacks_data
 from .shares import shared
 from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
 
+__all__ = ["PoolScheduler"]
+
 
 class PoolScheduler:
     """planning: the run whose MakePlan is not answered yet. `draining`: nothing new starts."""

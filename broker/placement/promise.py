@@ -15,6 +15,8 @@ from ...dag.plan.plan import PeerId
 from ...planner.base.interface import PeerOffer
 from ..records.steps import LATELY
 
+__all__ = ["BROKEN", "Promise"]
+
 BROKEN = 1.5
 """Times the predicted step: predictions are within 15 % where links and speeds are known."""
 _TOLD = 1.2

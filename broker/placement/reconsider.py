@@ -41,6 +41,8 @@ from ..runs.replica import Replica
 from .promise import Promise
 from .waiting import suited
 
+__all__ = ["CHANGED", "EVERY", "EVERY_S", "Replanner", "alike"]
+
 EVERY = 10
 """Committed steps between two looks: five of them fall into the time that a gain has to last."""
 EVERY_S = 5.0

@@ -9,6 +9,8 @@ from ...proto.broker_pb2 import WAITING
 from ..membership.member import Member
 from ..runs.replica import Replica
 
+__all__ = ["shared"]
+
 
 def shared(
     replica: Replica, others: Iterable[Replica], members: Sequence[Member]

@@ -16,6 +16,17 @@ from ..membership.membership import Membership
 from ..records.submitted import run_of
 from ..runs.replica import Replica
 
+__all__ = [
+    "Offered",
+    "PlanShortage",
+    "WaitReason",
+    "by_hand",
+    "consider",
+    "in_order",
+    "resolve",
+    "suited",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Offered:

@@ -29,6 +29,8 @@ from .federated import FederatedPolicy
 from .hosts import HostsPolicy
 from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 
+__all__ = ["BufferedHostsPolicy", "BufferedPolicy", "discounted"]
+
 
 def discounted(weight: int, behind: int) -> int:
     """Return what a weight above 0 counts for when so many versions were made since its clients

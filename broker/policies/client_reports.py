@@ -13,6 +13,8 @@ from ...proto.broker_pb2 import ClientReports
 from .round_view import RoundView
 from .uploads import Update
 
+__all__ = ["client_reports"]
+
 
 def client_reports(
     view: RoundView,

@@ -37,6 +37,8 @@ from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 from .stateful import StatefulWork, place_clients
 from .uploads import Links, Update, links_of, weights_of
 
+__all__ = ["FederatedPolicy"]
+
 
 class FederatedPolicy(RoundPolicy):
     """Clients in place of the run's samples."""

@@ -29,6 +29,8 @@ from .policy import RoundPolicy
 from .round_view import Blame, ExchangeGroup, PlannedAttempt, RoundView
 from .segments import Replicated, meeting
 
+__all__ = ["GossipPolicy", "regrouped"]
+
 
 class GossipPolicy(RoundPolicy):
     """Pairs, and all with all in the last round."""

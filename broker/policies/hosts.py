@@ -20,6 +20,8 @@ from .federated import FederatedPolicy
 from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 from .uploads import Links, as_uploaded, lines_of, sending_to_all, shown_line
 
+__all__ = ["HostsPolicy"]
+
 
 class HostsPolicy(FederatedPolicy):
     """Every replica trains one client, always the same."""

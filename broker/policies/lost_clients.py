@@ -15,6 +15,8 @@ from ...dag.rounds.cohorts import places_of, ranges_of
 from ...proto.broker_pb2 import RoundWork
 from .handing import divide
 
+__all__ = ["handed_on"]
+
 
 def handed_on(
     given: Mapping[int, RoundWork],

@@ -12,6 +12,8 @@ from .gossip import GossipPolicy
 from .hosts import HostsPolicy
 from .policy import RoundPolicy
 
+__all__ = ["POLICIES", "policy_of"]
+
 POLICIES: Mapping[str, type[RoundPolicy]] = {
     "local": RoundPolicy,
     "gossip": GossipPolicy,

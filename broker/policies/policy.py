@@ -40,6 +40,8 @@ from .round_view import (
     unknown_links,
 )
 
+__all__ = ["SPARE_S", "RoundPolicy"]
+
 _AS_GIVEN = (
     "term",
     "first_step",

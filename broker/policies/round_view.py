@@ -14,6 +14,17 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .disputes import Disputes
 
+__all__ = [
+    "LACKS",
+    "Blame",
+    "ExchangeGroup",
+    "LinksAmong",
+    "NetworkOf",
+    "PlannedAttempt",
+    "RoundView",
+    "unknown_links",
+]
+
 LACKS = ("late", "ungathered", "unsummed", "unpassed")
 """What a member may lack of an attempt, as it says it: contributions, sums of places, results or
 versions from who made them, results from who passes them on. Of each it may be for lack of those

@@ -21,6 +21,8 @@ from ...dag.rounds.wiring import UNDIVIDED, Giver, Place, VectorSegment
 from ...net.identity.receipts import MOST_RECEIPTS
 from ...proto.broker_pb2 import RoundSegment
 
+__all__ = ["Replicated", "adds_up", "meeting", "provable", "segments", "sliced"]
+
 _MOST_SEGMENTS = 256
 """So many a segment for each gatherer comes to: a member makes about three claims of each, and has
 1,024 to make (`exchange_planner.py`)."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from ..records.client_homes import ClientHomes
 from .handing import divide
 
+__all__ = ["StatefulWork", "place_clients"]
+
 
 @dataclass(frozen=True)
 class StatefulWork:

@@ -12,6 +12,8 @@ from ...dag.rounds.cohorts import cohort_of, places_of, state_number
 from ...proto.broker_pb2 import RoundBegun, RoundDone, RoundWork
 from ...proto.journal_pb2 import RoundsKept
 
+__all__ = ["ClientHomes"]
+
 
 class ClientHomes:
     """Changes by events only. lost: whether some client had state that nobody has any more."""

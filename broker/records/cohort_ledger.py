@@ -12,6 +12,8 @@ from ...proto.broker_pb2 import RoundBegun, RoundDone, RoundPosition
 from ...proto.journal_pb2 import RoundsKept
 from .work_ledger import WorkLedger
 
+__all__ = ["CohortLedger"]
+
 
 class CohortLedger(WorkLedger):
     """Changes by events only. total, committed: rounds of the run.

@@ -16,6 +16,8 @@ from operator import itemgetter
 from ...proto.broker_pb2 import RunEvent
 from ...proto.journal_pb2 import RunKept
 
+__all__ = ["BLOCK", "FEW", "LEAST", "MOST_BYTES", "EventHistory"]
+
 BLOCK = 256
 """Events that are packed together, and the least that are not packed at all."""
 FEW = 16

@@ -9,6 +9,8 @@ from statistics import median
 from ...proto.broker_pb2 import HostLine, RoundDone
 from ...proto.journal_pb2 import RoundsKept
 
+__all__ = ["HostLines"]
+
 _NEWEST = 3
 """Rounds of a host: with one of three uploads held up, the line is that of another."""
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import PeerShare, RoundDone, StepDone
 
+__all__ = ["MOST_PEERS", "MOST_RUNS", "PeerShares"]
+
 MOST_RUNS = 32
 """Runs of one peer that are told of one by one."""
 MOST_PEERS = 20_000

@@ -10,6 +10,8 @@ from .host_lines import HostLines
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
 
+__all__ = ["OF_ROUNDS", "RoundRecord"]
+
 OF_ROUNDS = (
     *("round_begun", "round_planned", "unmasked", "lie", "round_done", "finishing", "chosen"),
 )

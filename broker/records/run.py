@@ -33,6 +33,8 @@ from .submitted import SubmittedRun
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
 
+__all__ = ["RunRecord"]
+
 _FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
 """Phases in the order in which a run is said to stand in one of its replicas'."""
 

@@ -16,6 +16,8 @@ from ..options import BrokerOptions
 from .history import MOST_BYTES
 from .run import RunRecord
 
+__all__ = ["JOURNAL_SHARE", "make_room", "outnumbered", "share"]
+
 JOURNAL_SHARE = 3
 """So many times its size a submission needs of the disk: in SQLite's log, then in the file, whose
 pages are cut to their length now and then only."""

@@ -8,6 +8,8 @@ from ...job.training import Stop
 from ...proto.broker_pb2 import RUNNING, Evaluation, RunEvent
 from ...proto.journal_pb2 import StopKept
 
+__all__ = ["StopRule"]
+
 
 class StopRule:
     """Changes by events only, so that it says the same after a restart. why: what it has found, for

@@ -13,6 +13,8 @@ from ..events import ReplicaId, RunId
 from ..membership.member import Member
 from ..options import BrokerOptions
 
+__all__ = ["SubmittedRun", "replica_id", "run_of"]
+
 _NUMBER = re.compile("[1-9][0-9]{0,5}")
 
 

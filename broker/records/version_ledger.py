@@ -10,6 +10,8 @@ from ...dag.rounds.sums import EXPONENT
 from ...proto.broker_pb2 import LieProved, RoundDone, RoundMember, RoundPlanned, RoundUnmasked
 from ...proto.journal_pb2 import MetPairs, RoundsKept
 
+__all__ = ["VersionLedger", "pairs_of"]
+
 
 def pairs_of(members: Iterable[RoundMember]) -> tuple[tuple[int, int], ...]:
     """Pairs of replicas that met; none where all met, or everybody was alone."""

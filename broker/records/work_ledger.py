@@ -20,6 +20,8 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import RoundsKept
 
+__all__ = ["WorkLedger", "first_of", "handed_out"]
+
 
 def _size(work: RoundWork) -> int:
     """Microbatches of a replica's work."""

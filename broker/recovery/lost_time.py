@@ -7,6 +7,8 @@ import math
 from ...proto.broker_pb2 import RoundWork
 from ..records.work_ledger import first_of
 
+__all__ = ["shortened"]
+
 
 def shortened(work: RoundWork, least: int, late_s: float, step_s: float, waiting: int) -> RoundWork:
     """Return the work without its last steps; their samples are handed out again with a later

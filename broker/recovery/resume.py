@@ -13,6 +13,8 @@ from ...dag.plan.report import PlanReport, PlanWithReport
 from ...proto.broker_pb2 import Renamed, Resume, SnapshotTransfer, Span
 from ..snapshots.sets import SnapshotSet
 
+__all__ = ["block_transfers", "resume", "substituted", "transfers"]
+
 
 def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithReport:
     """Return the plan with one peer in the place of another. Who keeps snapshots is chosen anew."""

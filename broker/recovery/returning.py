@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId
 
+__all__ = ["ReattachWindow"]
+
 
 class ReattachWindow:
     """The holders that are awaited, each until its lease ends on the broker's clock."""

@@ -18,6 +18,8 @@ from ...dag.plan.plan import PeerId, Plan, Route, Visit
 from ...dag.schedule.schedule import listed
 from .view import Pair
 
+__all__ = ["rerouted", "rerouted_pairs"]
+
 
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of

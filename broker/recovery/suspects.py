@@ -15,6 +15,8 @@ from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId
 
+__all__ = ["SuspectTracker"]
+
 _AWAY_S = 30.0
 _MOST_AWAY_S = 3600.0
 _TRIES = 4

@@ -15,6 +15,8 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.sets import SnapshotSet
 from .suspects import SuspectTracker
 
+__all__ = ["Pair", "View"]
+
 Pair = tuple[PeerId, PeerId]
 
 

@@ -34,6 +34,9 @@ from ..recovery.suspects import SuspectTracker
 from ..recovery.view import Pair
 from ..snapshots.sets import SnapshotSet
 
+__all__ = ["Reached", "ReplicaContext", "Term"]
+
+
 Reached = tuple[float, ...]
 """A place in a peer's work, as numbers that are compared in order: a step, or a round and what of
 it."""

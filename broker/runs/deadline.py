@@ -17,6 +17,8 @@ from .context import Reached, ReplicaContext
 from .handover import Handover
 from .snapshots import ReplicaSnapshots
 
+__all__ = ["Deadline"]
+
 _BACK = "back"
 
 _SLOW_BYTES_PER_S = 1.25e6

@@ -29,6 +29,8 @@ from .context import ReplicaContext
 from .snapshots import ReplicaSnapshots
 from .term import assignment, tell_part
 
+__all__ = ["KeeperSearch"]
+
 _AGAIN_S = 1.0
 """Between two looks at peers that other replicas wait for."""
 

@@ -31,6 +31,8 @@ from ..recovery.view import View
 from .context import ReplicaContext
 from .snapshots import ReplicaSnapshots
 
+__all__ = ["PAUSE", "Handover", "HandoverResult", "PlannedStop"]
+
 _FACTOR = 3.0
 """The deadline, in times of what the steps and the copies are expected to take."""
 _LEAST_S = 30.0

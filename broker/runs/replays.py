@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+__all__ = ["ReplayedLosses"]
+
 _LOSSES = 4096
 """Newest steps whose losses are compared."""
 

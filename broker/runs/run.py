@@ -15,6 +15,8 @@ from ..records.run import RunRecord
 from .lifecycle import Lifecycle
 from .replica import Replica
 
+__all__ = ["Run"]
+
 
 class Run:
     """Wishes of a client go to all of its replicas, or, where one cannot, to none. record: what

@@ -30,6 +30,8 @@ from ..snapshots.keepers import instead
 from ..snapshots.sets import SnapshotCatalog, SnapshotSet
 from .context import ReplicaContext
 
+__all__ = ["NEVER", "ReplicaSnapshots"]
+
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
 

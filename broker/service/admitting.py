@@ -32,6 +32,8 @@ from ..events import PeerKicked
 from .calls import unary_handler
 from .shell import Shell
 
+__all__ = ["DOOR_OPTIONS", "add_admission", "add_door"]
+
 DOOR_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 16 * 1024),  # a request has under 1 KiB
     ("grpc.max_concurrent_streams", 4),

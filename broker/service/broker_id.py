@@ -9,6 +9,8 @@ from pathlib import Path
 from ...net.identity.credential import write_private
 from ...net.surroundings import SurroundingsError
 
+__all__ = ["broker_id"]
+
 
 def broker_id(state: Path | None) -> str:
     """The persistent id of this broker; a new one for a temporary state. Raises SurroundingsError

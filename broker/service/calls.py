@@ -34,6 +34,20 @@ from ..access.guard import Guard
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
+__all__ = [
+    "LEAST_BYTES",
+    "PLAIN_BYTES",
+    "MalformedError",
+    "TooManyElementsError",
+    "check_elements",
+    "parsed",
+    "read",
+    "refuse",
+    "refuse_stream",
+    "stream_handler",
+    "unary_handler",
+]
+
 # What a message would cost in memory, read off its bytes before anything is made of them.
 #
 # An empty element of a repeated field takes two bytes on the wire and forty to eighty in memory: 15

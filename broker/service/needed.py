@@ -23,6 +23,8 @@ from ...proto.broker_pb2 import RunSpec
 from ..records.run import RunRecord
 from .blobs import BlobStore, BlobStoreError
 
+__all__ = ["SWEEP_S", "Listing", "Sweeper", "lacking_shards", "listed", "needed"]
+
 log = logging.getLogger(__name__)
 
 SWEEP_S = 600.0

@@ -29,6 +29,8 @@ from .door.front import MultiplexerLimits, PageSockets, PortMultiplexer
 from .door.reach import Reach
 from .door.relay import Relay
 
+__all__ = ["Secured"]
+
 _LASTS = timedelta(days=30)
 """The broker's own certificate, renewed in place."""
 _PRINTED_USES, _PRINTED_LASTS = 1000, timedelta(days=7)

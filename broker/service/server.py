@@ -53,6 +53,8 @@ from .shell import Shell
 if TYPE_CHECKING:
     from .page.page import Page
 
+__all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
+
 log = logging.getLogger(__name__)
 
 _PAGE_NEEDS = ("starlette", "uvicorn", "prometheus_client")

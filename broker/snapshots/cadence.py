@@ -15,6 +15,8 @@ import math
 
 from ...planner.replicas.copies import PAUSE_S
 
+__all__ = ["SnapshotSchedule"]
+
 _MOST_LEAD = 64
 _SHARE = 0.5
 _OF_TIME = 0.01

@@ -26,6 +26,8 @@ from ...proto.broker_pb2 import (
 )
 from .sets import SnapshotSet
 
+__all__ = ["AUTO_S", "Checkpoints", "as_set"]
+
 AUTO_S = 1800.0
 """With `every = "auto"`, steps that take so long lie between two checkpoints: what a run may lose
 where nobody keeps copies."""

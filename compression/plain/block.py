@@ -56,6 +56,8 @@ from ..checks import (
 )
 from ..interface import CodecError, Encoded, Spec
 
+__all__ = ["BlockCodec", "fold", "int2", "int4", "int6", "int8", "unfold"]
+
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
 _NAN, _INFINITE = 0x7FC0, 0x7F80
 """Patterns of bfloat16."""

@@ -38,6 +38,8 @@ from ..checks import (
 )
 from ..interface import Encoded, Spec
 
+__all__ = ["CastCodec", "bf16", "fp16"]
+
 _PLAIN = 100
 """Powers of two up to here, either way, leave float32 in its normal range."""
 

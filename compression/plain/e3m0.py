@@ -23,6 +23,8 @@ from ..interface import CodecError, Encoded, Spec
 from .block import fold, unfold
 from .cast import bf16
 
+__all__ = ["E3M0"]
+
 _WORD = "e3m0/1"
 _SCALES = bf16()
 

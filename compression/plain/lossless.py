@@ -26,6 +26,8 @@ from torch import Tensor
 from ..checks import DTYPES, check_length, count, dtype_of, encoded, flat, from_bytes, views
 from ..interface import CodecError, Encoded, Spec
 
+__all__ = ["LosslessCodec"]
+
 _ANY = tuple(DTYPES)
 _PAYS = 0.98
 _TYPICAL = {"bfloat16": 0.70, "float16": 0.87, "float32": 0.84, "float64": 0.91}

@@ -30,6 +30,8 @@ from ..plain.raw import RAW
 from . import indices
 from .select import largest
 
+__all__ = ["Chunks"]
+
 _WORD = "chunks/1"
 _LEVELS = bf16()
 _ROUNDED_UP = 1 + 1e-6

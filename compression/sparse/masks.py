@@ -22,6 +22,8 @@ from ..interface import CodecError, Encoded, Spec
 from .randomk import positions
 from .select import largest
 
+__all__ = ["MaskCodec", "SharedMask"]
+
 _WHAT = "shared mask"
 
 

@@ -18,6 +18,8 @@ from ..interface import CodecError, Encoded, Spec
 from ..plain.raw import RAW
 from . import indices
 
+__all__ = ["Nonzero"]
+
 _WORD = "nonzero/1"
 _COUNT = struct.Struct("<Q")
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -31,6 +31,8 @@ from ..interface import CodecError, Encoded, Spec
 from .topk import kept
 from .values import Values
 
+__all__ = ["RandomK", "positions"]
+
 _WORD = "randomk/1"
 _HEADER = struct.Struct("<QQ")
 _ROUNDS = 8

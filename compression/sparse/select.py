@@ -27,6 +27,8 @@ from torch import Tensor
 
 from ..interface import CodecError
 
+__all__ = ["HOW", "largest", "magnitude"]
+
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHORT = 1 << 15  # elements; below it everything is a candidate
 _SAMPLE = 1 << 16

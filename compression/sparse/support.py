@@ -23,6 +23,8 @@ from ..interface import CodecError, Encoded, Spec, State
 from .topk import kept
 from .values import Values
 
+__all__ = ["Support", "positions"]
+
 _WORD = "support/1"
 
 

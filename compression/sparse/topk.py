@@ -31,6 +31,8 @@ from . import indices
 from .select import HOW, largest
 from .values import Values
 
+__all__ = ["TopK", "kept"]
+
 _WORD = "topk/1"
 _COUNT = struct.Struct("<Q")
 _ROUNDED_UP = 1 + 1e-9

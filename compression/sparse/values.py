@@ -27,6 +27,8 @@ from ..plain.block import BlockCodec, int4, int6, int8
 from ..plain.cast import CastCodec, bf16, fp16
 from ..plain.raw import RAW
 
+__all__ = ["VALUES", "Values"]
+
 VALUES: dict[str, Codec] = {
     "fp32": RAW,
     "bf16": bf16(),

@@ -29,6 +29,8 @@ from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from ..plain.block import int8
 from .feedback import stateless, typical_bytes
 
+__all__ = ["Delta", "counted"]
+
 _COUNT = struct.Struct("<Q")
 
 

@@ -46,6 +46,8 @@ from ..echo import all_finite, narrowed, shape_of
 from ..interface import CodecError, Encoded, Spec, State
 from .delta import counted
 
+__all__ = ["LowRank"]
+
 _HEADER = struct.Struct("<QB")
 _EXTRA = 8
 _ITERATIONS = 2

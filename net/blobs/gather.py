@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from .client import BlobClient, BlobTransferError
 
+__all__ = ["RANGE_BYTES", "gather"]
+
 RANGE_BYTES = 1 << 20
 """What one holder is asked for at a time: half a second of an uplink of 16 Mbit/s."""
 _AHEAD = 3

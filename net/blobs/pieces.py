@@ -11,6 +11,8 @@ from __future__ import annotations
 from ...proto.broker_pb2 import BlobPiece
 from ...proto.common_pb2 import BlobRef
 
+__all__ = ["packed", "read_number", "unpacked"]
+
 _DATA = BlobPiece.DATA_FIELD_NUMBER << 3 | 2
 _OFFSET = BlobPiece.OFFSET_FIELD_NUMBER << 3
 _REF = BlobPiece.REF_FIELD_NUMBER << 3 | 2

@@ -47,6 +47,8 @@ from . import tied
 from .process import NodeConfig
 from .record import check_multiaddr, multiaddr, newest, read
 
+__all__ = ["main"]
+
 log = logging.getLogger(__name__)
 
 _REPLICAS = 20

@@ -35,6 +35,8 @@ from typing import Any, NamedTuple, Self
 from ..temporary import TemporaryFolder
 from .record import DirectoryError
 
+__all__ = ["DhtDirectory", "NodeConfig", "NodeProcess", "NodeState", "check_available"]
+
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 20.0

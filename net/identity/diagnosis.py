@@ -20,6 +20,8 @@ from .enroll import SKEW_S, BrokerAwayError, clock_text, shown_by, validity_prob
 from .names import BROKER_NAME
 from .token import fingerprint_of_pem
 
+__all__ = ["VANISH", "handshake_problem", "packets_problem", "why_no_tls"]
+
 _PATIENCE_S = 5.0
 VANISH = (
     "small packets pass and large ones vanish on the way, as behind a tunnel whose MTU is smaller "

@@ -15,6 +15,18 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+__all__ = [
+    "BROKER_NAME",
+    "DOOR_NAME",
+    "OWNER",
+    "SUBJECT",
+    "Party",
+    "PartyRole",
+    "dns_name",
+    "party_of",
+    "uri_of",
+]
+
 BROKER_NAME = "broker.shoal"
 """What a broker proves to be, whatever its address is."""
 DOOR_NAME = "door.shoal"

@@ -23,6 +23,20 @@ from ...proto.broker_pb2 import RoundReceipt, SignedStatement
 from .signing import SignatureError
 from .statements import CheckStatement, signer
 
+__all__ = [
+    "ATTEMPT",
+    "MOST_RECEIPTS",
+    "RECEIPT",
+    "NoProofError",
+    "another_sum",
+    "claim_of",
+    "contradict",
+    "data_hash",
+    "proves",
+    "read_receipt",
+    "wrong_sum",
+]
+
 RECEIPT, ATTEMPT = b"shoal round receipt\0", b"shoal attempt statement\0"
 """What the two kinds of statements begin with where they are signed."""
 MOST_RECEIPTS = 192

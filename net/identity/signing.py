@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from .credential import Credential, CredentialError, party_in
 from .names import Party
 
+__all__ = ["SignatureError", "sign", "signer_of"]
+
 
 class SignatureError(ValueError):
     """A statement was not signed by whom it should have been; the message says what is wrong."""

@@ -17,6 +17,16 @@ from .credential import Credential
 from .names import PartyRole
 from .signing import SignatureError, sign, signer_of
 
+__all__ = [
+    "CertifiedMember",
+    "CheckStatement",
+    "MemberIdentity",
+    "MemberOfNetwork",
+    "checked_by",
+    "signed",
+    "signer",
+]
+
 CheckStatement = Callable[[bytes, SignedStatement], PeerId]
 """Returns the peer that signed these bytes. Raises SignatureError."""
 

@@ -31,6 +31,8 @@ from .transport import LinkDown, LinkRefused, LinkUp, TransportEvent
 if TYPE_CHECKING:
     from .switchboard import Switchboard
 
+__all__ = ["Connection"]
+
 
 class Connection:
     """One stream of a link, from the hello on. `wake` is called when there is something to pull,

@@ -22,6 +22,8 @@ from ...dag.schedule.flow import Role
 from .frame import Arrived, FrameError, FrameHeader, FrameKey
 from .messages import Ack, Chunk, Credit, Partial, Piece
 
+__all__ = ["Allocate", "Allowed", "Answer", "Inbox"]
+
 Answer = Ack | Credit | Partial
 """What the other side is told of what it said."""
 

@@ -45,6 +45,8 @@ from .messages import (
 from .outbox import PIECES, Outbox, Pieces
 from .transport import GROWS_S, FrameAcknowledged, FrameArrived, FrameGrows, TransportEvent
 
+__all__ = ["Link"]
+
 _UNREAD_ACKS = 65536
 """Only a sender that announces duplicates and never reads lets so many wait."""
 

@@ -27,6 +27,8 @@ from .messages import MIN_CHUNK_BYTES, Announcement, Chunk, Hello
 from .patience import SendWindow
 from .transport import LinkError
 
+__all__ = ["PIECES", "Outbox", "Pieces"]
+
 _PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE, Role.ROUND})
 _PATIENT_TURN = 16
 _LEAST_ROUND_BYTES = 8 * 1024

@@ -21,6 +21,8 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+__all__ = ["LEAST_BYTES", "SendWindow"]
+
 LEAST_BYTES = 4 * 1024
 """Of a snapshot's piece: half of its `wait_s` at 2.6 Mbit/s."""
 _FIRST_BYTES = 32 * 1024

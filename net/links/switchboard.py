@@ -18,6 +18,8 @@ from .messages import Hello
 from .outbox import PIECES, Pieces
 from .transport import LinkError, OnEvent, TransportEvent
 
+__all__ = ["MAX_FRAME_BYTES", "Switchboard", "backoff_s"]
+
 MAX_FRAME_BYTES = 16 * 1024**3
 """The largest frame that is received unless a transport is told otherwise."""
 

@@ -20,6 +20,20 @@ from .frame import Arrived, FrameKey, Payload, immutable
 if TYPE_CHECKING:
     from .switchboard import Switchboard
 
+__all__ = [
+    "GROWS_S",
+    "FrameAcknowledged",
+    "FrameArrived",
+    "FrameGrows",
+    "LinkDown",
+    "LinkError",
+    "LinkRefused",
+    "LinkUp",
+    "OnEvent",
+    "Transport",
+    "TransportEvent",
+]
+
 
 class LinkError(RuntimeError):
     """The transport was asked for what cannot be: a frame to a peer without a link, say."""

@@ -35,6 +35,8 @@ from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from ..links.transport import OnEvent, Transport
 from ..web.proxy import proxy_options
 
+__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport"]
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from .carrier import Carrier
 
+__all__ = ["Clock", "Medium", "Tamper"]
+
 Tamper = Callable[[str, str, bytes], bytes | None]
 """(source, destination, message) -> what arrives instead; None: the stream breaks there."""
 

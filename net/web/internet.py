@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ipaddress
 
+__all__ = ["Address", "is_public", "stands_for"]
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from .internet import is_public
 
+__all__ = ["Origin", "check_place", "origin_of", "reachable", "why_not"]
+
 _URL = re.compile(
     r"(https?)://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?(/[!-~]*)?", re.I | re.A
 )

@@ -25,6 +25,17 @@ from typing import NamedTuple
 from ..local import is_loopback, joined, split
 from .pump import BUFFER_BYTES, Stream, close
 
+__all__ = [
+    "Proxy",
+    "ProxyError",
+    "ProxyRefusedError",
+    "dial",
+    "open_stream",
+    "proxy_for",
+    "proxy_options",
+    "through",
+]
+
 _NAMES = ("grpc", "https", "all", "http")
 _MOST_ANSWER_BYTES = 16 * 1024
 _END = b"\r\n\r\n"

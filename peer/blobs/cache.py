@@ -18,6 +18,8 @@ from ...net.web.web import WebError
 from ...proto import common_pb2
 from .weight_shards import WeightShard
 
+__all__ = ["KEPT_S", "BlobCache", "BlobMismatchError", "Fetch", "FromWeb", "take_over"]
+
 Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
 FromWeb = Callable[[WeightShard], Fetch]

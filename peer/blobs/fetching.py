@@ -16,6 +16,8 @@ from .cache import Fetch
 from .sharing import Fellows
 from .weight_shards import WeightShard
 
+__all__ = ["Fetching"]
+
 _WEB_PIECE = 1 << 20
 _WEB_STALL_S = 20.0
 _WEB_FLOOR = 64 << 10

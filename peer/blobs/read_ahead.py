@@ -15,6 +15,8 @@ from itertools import accumulate
 
 from .weight_shards import MOST_SHARD_BYTES, WeightShard
 
+__all__ = ["AHEAD_BYTES", "ReadAhead", "Reading", "alone"]
+
 Reading = Callable[[Sequence[WeightShard]], AbstractContextManager[object]]
 """Is told what will be read inside of it, in which order."""
 

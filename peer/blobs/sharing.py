@@ -27,6 +27,8 @@ from ...net.web.proxy import proxy_options
 from ...proto.broker_pb2 import BlobPiece, BlobRange
 from .cache import BlobCache
 
+__all__ = ["Fellows", "serve_blobs"]
+
 _MOST_STREAMS, _MOST_OF_ONE = 16, 4
 """Fetches of others at once, and of one of them; they ask elsewhere then."""
 _STALL_S = 5.0

@@ -26,6 +26,8 @@ from .weights import (
     starting_tensor,
 )
 
+__all__ = ["ByGraph", "Starting", "check_recipe"]
+
 
 class Starting(Lazy):
     """The tensors that a run begins with: from weights files, or made by the recipe when asked for.

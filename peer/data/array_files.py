@@ -24,6 +24,18 @@ from .columns_of_files import columns_of
 from .manifest import STORED_BYTES, DataError
 from .sample_keys import stored
 
+__all__ = [
+    "TABLES",
+    "array_of",
+    "arrays_of",
+    "each_once",
+    "http_options",
+    "local",
+    "matching",
+    "reading",
+    "together",
+]
+
 TABLES = (".csv", ".parquet")
 
 _Array = npt.NDArray[Any]

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from .manifest import DataError
 
+__all__ = ["columns_of", "csv_rows", "parquet_rows"]
+
 
 def parquet_rows(path: Path, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The rows of a file, some thousands of them in memory at a time; no names: all columns. Raises

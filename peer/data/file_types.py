@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from .manifest import DataError
 
+__all__ = ["HEAD_BYTES", "check_ids", "check_text"]
+
 HEAD_BYTES = 1024
 """Bytes from a file's start that are looked at."""
 

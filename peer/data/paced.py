@@ -17,6 +17,8 @@ from ...net.web.web import HEAD_S, SLOW, WebError
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
+__all__ = ["SILENT_S", "client_options"]
+
 SILENT_S = 60.0
 """A server that sends nothing for so long is given up."""
 

@@ -17,6 +17,8 @@ from ...dag.permutation import Indices
 from .manifest import Column, DataError, Manifest, Shard
 from .sampler import Sampler
 
+__all__ = ["Reader"]
+
 _Array = npt.NDArray[Any]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["as_keys", "stored"]
+
 _Array = npt.NDArray[Any]
 
 

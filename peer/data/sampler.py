@@ -28,6 +28,8 @@ import numpy as np
 from ...dag.permutation import Domain, Indices, key, permute
 from .manifest import DataError, Manifest
 
+__all__ = ["Sampler", "steps_for"]
+
 _U64 = np.uint64
 
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from .manifest import Column, Shard
 
+__all__ = ["ARRAY_SHARD_BYTES", "ShardWriter"]
+
 ARRAY_SHARD_BYTES = 16 * 2**20
 
 

@@ -50,6 +50,8 @@ from ..logs import note, to_stderr
 if TYPE_CHECKING:
     from ...net.discovery.process import NodeProcess
 
+__all__ = ["peer_configs", "supervise"]
+
 _log = logging.getLogger(__name__)
 _ON_PURPOSE = (0, 2, 3, 4)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -22,6 +22,8 @@ from ..host.config import JoinConfig, JoinError
 from ..logs import note
 from ..shell.attempt import Finder
 
+__all__ = ["in_swarm"]
+
 _log = logging.getLogger(__name__)
 _FIND_S, _PAUSE_S = 120.0, 1.0
 """For the broker to be found at the first start; later ones know more."""

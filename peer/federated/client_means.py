@@ -12,6 +12,8 @@ from torch import Tensor
 from ...dag.rounds.vector import PIECE
 from .cohort import Trained, as_rows
 
+__all__ = ["finite", "hidden_mean", "mean_of", "pieces", "rows_of"]
+
 
 def finite(trained: Iterable[Trained], squares: Mapping[int, float]) -> Iterator[Trained]:
     """Pass on clients that moved by finite numbers. `squares`: as in `hidden_mean`."""

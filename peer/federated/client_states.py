@@ -22,6 +22,8 @@ from torch import Tensor
 from ...net.surroundings import write_whole
 from ..data.manifest import DataError
 
+__all__ = ["ClientStates", "RoundStates"]
+
 _NAME = re.compile(r"(\d+)\.(\d+)")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -22,6 +22,8 @@ from ..rounds.methods.round_strategy import State
 from .client_states import RoundStates
 from .cohort import Trained, as_rows
 
+__all__ = ["ControlVariates"]
+
 
 class ControlVariates:
     """Control variates of the clients of one round, each a vector over all that is trained.

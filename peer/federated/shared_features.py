@@ -38,6 +38,8 @@ from ...job.rounds import options_of
 from .batches import Participant
 from .generator import UNIT, normal
 
+__all__ = ["LEAST_COUNT", "Distribution", "SharedFeatures", "distribution_of", "shared_features"]
+
 LEAST_COUNT, _EPSILON = 1e-6, 1e-5
 """What is left of a class's count when it is forgotten; and what is added to variances, which are
 small differences of large sums."""

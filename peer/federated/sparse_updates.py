@@ -18,6 +18,8 @@ from ...compression.sparse.select import largest
 from .client_states import RoundStates
 from .cohort import Trained, as_rows
 
+__all__ = ["SparseUpdates"]
+
 
 class SparseUpdates:
     """Updates of one round. `base`: by name, the parameters that clients began from. `kept`: by

@@ -24,6 +24,8 @@ from ..data.manifest import DataError
 from .batches import Participant
 from .virtual_data import noise_shape, virtual_batch, virtual_samples
 
+__all__ = ["VirtualData", "VirtualLoss", "contrast", "virtual_data"]
+
 _LEAST_NORM = 1e-3
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from ...job.encodings import each_key_once
 from ...net.address import AddressError, address_of
 
+__all__ = ["read_addresses", "to_dial"]
+
 _LONGEST_BYTES = 1 << 20
 
 

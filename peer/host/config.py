@@ -16,6 +16,17 @@ from ...net.local import is_loopback, split
 from ...net.printable import printable
 from ..hours import Hours
 
+__all__ = [
+    "DEFAULT_STATE",
+    "WAITS",
+    "JoinConfig",
+    "JoinError",
+    "PeerConfig",
+    "SharedConfig",
+    "host_name",
+    "with_suffix",
+]
+
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 """One folder per name in it, and in that one per device."""
 WAITS = "waits"

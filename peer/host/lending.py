@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ...proto.broker_pb2 import Profile
     from .config import SharedConfig
 
+__all__ = ["in_text", "lending_lines", "speed_text"]
+
 
 def lending_lines(config: SharedConfig, devices: Sequence[str]) -> Iterator[str]:
     """Lines to say before anything is loaded. config: of the host, with what its owner allows."""

@@ -19,6 +19,8 @@ from ...net.surroundings import SurroundingsError, config_home, user_path
 from ...net.web.places import check_place
 from ..hours import Hours
 
+__all__ = ["OwnData", "Rights", "peer_toml", "read_rights"]
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 

@@ -23,6 +23,8 @@ from torch.nn.functional import pad
 
 from ...dag.cost.optimizer_states import BLOCK, blocks
 
+__all__ = ["SCALE", "SIGNED", "check_state", "decoded", "dynamic_table", "encoded"]
+
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 """AdamW's moments, and whether there are numbers below 0."""
 SCALE = "_scale"

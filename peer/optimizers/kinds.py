@@ -21,6 +21,8 @@ from ...dag.cost.optimizer_states import counted_in_8_bits, is_in_8_bits
 from ...job import Train
 from .lion import Lion
 
+__all__ = ["kind_of", "optimizer_of_kind", "state_numbers"]
+
 
 def kind_of(train: Train, name: str, parameter: Tensor) -> str:
     """Return which optimizer a parameter with this name in the user's model is for."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["Lion"]
+
 
 class Lion(torch.optim.Optimizer):
     """Lion with decoupled weight decay λ, as torch's optimizers are used. State by parameter:

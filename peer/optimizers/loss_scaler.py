@@ -24,6 +24,8 @@ from torch import Tensor
 
 from ...job.training import LEAST_SCALE, MOST_SCALE, LossScale
 
+__all__ = ["LossScaler"]
+
 
 class LossScaler:
     """The scale of the next step's losses. `good_steps`: steps in a row since it changed last."""

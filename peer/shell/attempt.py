@@ -21,6 +21,8 @@ from ..host.config import PeerConfig
 from ..logs import note
 from .control import ControlStream, reaches
 
+__all__ = ["Attempt", "Finder", "attempt", "confirm", "finder_of"]
+
 # Where the broker is now, for a peer whose host has a node of its swarm.
 
 _log = logging.getLogger(__name__)

@@ -38,6 +38,8 @@ from ..secure.secure_member import SecureMember
 from .attempt import finder_of
 from .relayed import OWN
 
+__all__ = ["Credentials", "NoCredentialError", "listen", "listen_within", "obtain"]
+
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LOOK_S = 3600.0

@@ -50,6 +50,8 @@ from .spans import Spans
 from .upstream import Upstream
 from .workbench import Calls, DeviceRuntime, said_of
 
+__all__ = ["Opened", "Worker"]
+
 _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""

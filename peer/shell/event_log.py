@@ -8,6 +8,8 @@ from ...proto import broker_pb2
 from ..core import events as e
 from ..logs import note
 
+__all__ = ["note_heard", "note_told"]
+
 
 def note_heard(logger: logging.Logger, peer: str, event: e.Event) -> None:
     """What a peer's machine was told and people may want to know."""

@@ -9,6 +9,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+__all__ = ["SerialExecutor"]
+
 T = TypeVar("T")
 _Job = Callable[[], None]
 

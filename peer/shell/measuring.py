@@ -17,6 +17,8 @@ from ..host.profile import speeds_to_proto
 from ..host.speeds_file import newer_speeds
 from ..logs import note
 
+__all__ = ["LOOKED_S", "measure_again"]
+
 _log = logging.getLogger(__name__)
 
 LOOKED_S = 60.0

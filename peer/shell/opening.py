@@ -30,6 +30,8 @@ from .daemon import Opened, Worker
 from .owner import Owner
 from .spans import Spans
 
+__all__ = ["look", "open_worker"]
+
 
 def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
     """What this host offers with the settings to a network, which its authority's fingerprint

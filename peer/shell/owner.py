@@ -13,6 +13,8 @@ from ..core.events import OwnerLooked
 from ..host.host import Host, Standing
 from ..logs import note
 
+__all__ = ["KEPT_S", "LOOKED_S", "Owner"]
+
 _log = logging.getLogger(__name__)
 
 LOOKED_S = 1.0

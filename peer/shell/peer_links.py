@@ -30,6 +30,8 @@ from .spans import Spans
 from .upstream import Upstream
 from .workbench import DeviceRuntime, said_of
 
+__all__ = ["PeerLinks"]
+
 _log = logging.getLogger(__name__)
 _LEAST_FRAME = 64 << 20
 """Bytes that a frame may have where the owner offers next to nothing."""

@@ -12,6 +12,8 @@ from ...net.web.proxy import ProxyError, open_stream
 from ...net.web.pump import BUFFER_BYTES, Stream, close, join
 from ..logs import note
 
+__all__ = ["OWN", "RELAY", "answer"]
+
 RELAY = "relay"
 """The address that stands for the broker's own port in an order to dial."""
 OWN = "unix-abstract:"

@@ -25,6 +25,8 @@ from ...dag.schedule.schedule import VISITS, Action
 from ...net.links.frame import FrameKey, Payload
 from ..core.events import Result
 
+__all__ = ["Spans"]
+
 
 @dataclass(slots=True)
 class _Sending:

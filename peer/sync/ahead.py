@@ -28,6 +28,8 @@ from torch import Tensor
 from .norm import square_of
 from .strategy import Holder, Strategy
 
+__all__ = ["StepAheadEF"]
+
 
 class StepAheadEF(Strategy):
     """Steps ahead of the exchange, with error feedback, for one holder of a stage."""

@@ -19,6 +19,16 @@ from torch import Tensor, nn
 
 from ...dag.ir.graph import TensorSpec
 
+__all__ = [
+    "Layout",
+    "TensorSpace",
+    "add",
+    "grads_of",
+    "parts_of",
+    "set_grads",
+    "vector_of",
+]
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -27,6 +27,8 @@ from .gradient_vector import TensorSpace
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
 from .strategy import Holder
 
+__all__ = ["GTopK"]
+
 
 class GTopK(ErrorFeedback):
     """The k largest numbers of the sum."""

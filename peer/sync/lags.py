@@ -23,6 +23,8 @@ from .gradient_vector import TensorSpace
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
 from .strategy import Holder
 
+__all__ = ["LAGS"]
+
 
 class LAGS(ErrorFeedback):
     """The largest numbers of each parameter of every holder."""

@@ -22,6 +22,17 @@ from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
 
+__all__ = [
+    "Score",
+    "ScoreTotals",
+    "combine",
+    "pack",
+    "scores_spec",
+    "square_of",
+    "square_of_all",
+    "total_spec",
+]
+
 Score = tuple[Tensor | float, ...]
 """(loss, weight, metric…) of one microbatch, scalars."""
 

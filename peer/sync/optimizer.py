@@ -29,6 +29,8 @@ from .narrow import (
 )
 from .norm import square_of
 
+__all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
+
 KEPT = "sync."
 """What the names of parts begin with that are not the optimizer's but a strategy's."""
 _BOOST, _SQUARE, _EMA = "boost", "square", "ema"

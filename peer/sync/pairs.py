@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+__all__ = ["joined", "pack_pairs", "parts_like", "unpack_pairs"]
+
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
 
+__all__ = ["Statistics"]
+
 
 @dataclass(frozen=True)
 class Statistics:

@@ -12,6 +12,8 @@ from .lags import LAGS
 from .low_rank import ACPSGD, PowerSGD
 from .strategy import Strategy
 
+__all__ = ["STRATEGIES"]
+
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "mean": Strategy,
     "ahead": StepAheadEF,

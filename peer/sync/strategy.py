@@ -28,6 +28,8 @@ from .gradient_vector import Layout, TensorSpace, grads_of, set_grads, vector_of
 from .norm import square_of_all
 from .optimizer import StageOptimizer
 
+__all__ = ["Holder", "Strategy"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+__all__ = ["OTHERS", "tournament"]
+
 OTHERS = 16
 
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from .hello import HelloError
 
+__all__ = ["FULL_SIZE_BYTES", "ClearRequest", "answer", "begins_http", "whole_request"]
+
 _METHODS = (
     *(b"GET ", b"HEAD ", b"OPTIONS ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"TRACE "),
     *(b"CONNECT ", b"PRI "),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+__all__ = ["ClientHello", "HelloError", "TooOldError", "read_hello"]
+
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 _HOST_NAME = 0

@@ -14,6 +14,8 @@ from ....net.printable import printable
 from ....proto import broker_pb2
 from ....proto.broker_pb2 import BrokerMessage, Confirm, Confirmed
 
+__all__ = ["PublicAddress"]
+
 log = logging.getLogger(__name__)
 
 _LONGEST_PROBLEM = 200

@@ -28,6 +28,8 @@ from ....net.knocks import RateLimiter
 from ....net.local import joined, split
 from ....net.web.internet import Address, is_public, stands_for
 
+__all__ = ["Reach", "came_from", "may_dial", "resolved", "socket_name"]
+
 # Which addresses the broker dials because a peer says that it is there.
 #
 # A peer names any address it likes, so the broker must not become its hand inside of networks that

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from ....net.identity.names import PartyRole, dns_name
 from ....net.web.pump import Stream, join
 
+__all__ = ["Relay", "RelayLimits"]
+
 log = logging.getLogger(__name__)
 
 

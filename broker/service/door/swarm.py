@@ -37,6 +37,8 @@ from ....net.knocks import RateLimiter
 from ....net.local import free_port, joined, split
 from .reach import resolved
 
+__all__ = ["GREETING", "Beacon", "Swarm"]
+
 log = logging.getLogger(__name__)
 
 _PRINTED_WAYS = 3

@@ -19,6 +19,8 @@ from .metrics import Metrics
 from .seen import Watcher
 from .serving import Serving, fingerprint, own_certificate, owners_certificate
 
+__all__ = ["Page", "PageError"]
+
 
 class PageError(ValueError):
     """The page cannot be served; the message says why and what to do."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from ....job.clients.partitioning import Partitioning
 from .variates import Floats, Ints
 
+__all__ = ["Partition"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:

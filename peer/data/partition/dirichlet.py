@@ -16,6 +16,8 @@ import numpy as np
 from ....dag.permutation import Domain, key
 from .variates import Floats, Ints, Words, log, log_gamma, log_sum, shares, uniform
 
+__all__ = ["even", "fill", "level", "log_weights", "lots", "split_classes"]
+
 _WEIGHTS, _PLACES, _LOTS = 0, 1, 2
 _TICKETS = 2**32
 _BLOCK = 2**20

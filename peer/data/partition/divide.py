@@ -21,6 +21,8 @@ from .client_sets import Partition
 from .labels_and_keys import Columns, read_columns
 from .variates import Floats, Ints
 
+__all__ = ["divide", "partition"]
+
 _BY_LOT, _PIECES, _GIVEN, _RECEIVED, _HELD_OUT = range(5)
 """Purposes of lots."""
 

@@ -13,6 +13,8 @@ from ....job.settings import SettingsError
 from ..manifest import DataError
 from .variates import Ints
 
+__all__ = ["MOST_COUNTS", "Columns", "read_columns"]
+
 MOST_COUNTS = 2**27
 """Of the table of counts, clients times classes: 1 GiB."""
 

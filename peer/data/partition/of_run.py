@@ -13,6 +13,8 @@ from .client_sets import Partition
 from .divide import divide
 from .labels_and_keys import read_columns
 
+__all__ = ["partition_of"]
+
 _OF_LABELS = ("dirichlet", "shards")
 
 

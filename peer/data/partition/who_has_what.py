@@ -17,6 +17,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .variates import Floats, Ints
 
+__all__ = ["draw"]
+
 _COLUMNS, _ROWS = 500, 64
 """The most that are told apart."""
 _WIDTH, _BARS = 1500, 220
