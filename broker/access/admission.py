@@ -34,7 +34,14 @@ from ...net.identity.token import Token
 from ...proto.admission_pb2 import Admitted, JoinRequest
 from .admissions_file import AdmissionsFile
 
-__all__ = ["JOINABLE", "PROTOCOL", "Admission", "AdmissionError", "AdmissionLimits"]
+__all__ = [
+    "JOINABLE",
+    "PROTOCOL",
+    "Admission",
+    "AdmissionError",
+    "AdmissionLimits",
+    "CallRefusedError",
+]
 
 PROTOCOL = 1
 """The version of joining that this broker speaks."""
@@ -42,13 +49,17 @@ JOINABLE = (PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
-class AdmissionError(Exception):
-    """A request that is refused; becomes a gRPC status. `code` is its name."""
+class CallRefusedError(Exception):
+    """A call that is refused; becomes a gRPC status. `code` is its name."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+class AdmissionError(CallRefusedError):
+    """A call of somebody who may not make it, or not now."""
 
 
 @dataclass(frozen=True, kw_only=True)

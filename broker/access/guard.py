@@ -1,19 +1,7 @@
 """Which role may call what, who calls, and whether it is too much: the only place that asks, before
 a byte of a call's message is read.
 
-A method that stands in no line here can be called by nobody.
-
-method                                            with which certificate
-------------------------------------------------  -----------------------------
-Admission.Join                                    none: that is how one is got
-Admission.Renew                                   any
-Admission.Invite  Kick                            operator
-Admission.Page                                    peer, submitter, operator
-Attach.Attach                                     peer
-Runs.Describe                                     peer (its own part), submitter, operator
-Runs.Submit  Watch  Cancel  Preview  Resolve      submitter, operator
-Runs.Pause  Resume  Recall  Finish  Choose        submitter, operator
-Blobs.Store  Fetch  Have                          peer, submitter, operator
+A method that stands in no line of `_MAY` can be called by nobody.
 """
 
 from __future__ import annotations
@@ -38,26 +26,18 @@ __all__ = ["Guard"]
 _PEOPLE = frozenset({PartyRole.SUBMITTER, PartyRole.OPERATOR})
 _ALL = _PEOPLE | {PartyRole.PEER}
 _JOIN = "Admission.Join"
+"""Needs no certificate: that is how one is got."""
 _MAY: dict[str, frozenset[PartyRole]] = {
-    "Admission.Renew": _ALL,
-    "Admission.Invite": frozenset({PartyRole.OPERATOR}),
-    "Admission.Kick": frozenset({PartyRole.OPERATOR}),
-    "Admission.Page": _ALL,
-    "Attach.Attach": frozenset({PartyRole.PEER}),
-    "Runs.Submit": _PEOPLE,
-    "Runs.Watch": _PEOPLE,
-    "Runs.Cancel": _PEOPLE,
-    "Runs.Pause": _PEOPLE,
-    "Runs.Resume": _PEOPLE,
-    "Runs.Finish": _PEOPLE,
-    "Runs.Choose": _PEOPLE,
-    "Runs.Recall": _PEOPLE,
-    "Runs.Describe": _ALL,
-    "Runs.Preview": _PEOPLE,
-    "Runs.Resolve": _PEOPLE,
-    "Blobs.Store": _ALL,
-    "Blobs.Fetch": _ALL,
-    "Blobs.Have": _ALL,
+    f"{service}.{method}": roles
+    for service, methods, roles in (
+        ("Admission", "Renew Page", _ALL),
+        ("Admission", "Invite Kick", frozenset({PartyRole.OPERATOR})),
+        ("Attach", "Attach", frozenset({PartyRole.PEER})),
+        ("Runs", "Describe", _ALL),  # a peer its own part
+        ("Runs", "Submit Watch Cancel Pause Resume Finish Choose Recall Preview Resolve", _PEOPLE),
+        ("Blobs", "Store Fetch Have", _ALL),
+    )
+    for method in methods.split()
 }
 
 

@@ -60,11 +60,10 @@ class FederatedPolicy(RoundPolicy):
         network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
-        assert run.rounds is not None, f"run {run.id} has no rounds"
-        ledger, found = run.rounds.work, list[RoundWork]()
+        found = list[RoundWork]()
         everybody = self._cohort(run, going)
         kept, weights = self._sent(run, everybody, self._drawn(run, everybody))
-        homes, number = run.rounds.homes, run.rounds.versions.round
+        homes, number = run.of_rounds.homes, run.of_rounds.versions.round
         if homes is None:
             placed = StatefulWork(self._shared_out(run, numbers, len(everybody)), (), afresh=False)
         else:
@@ -75,21 +74,25 @@ class FederatedPolicy(RoundPolicy):
             placed = place_clients(homes, asked, seconds, running, shared=shared)
         for n, at in placed.places.items():
             places = [everybody[i] for i in at]
-            found.append(
-                RoundWork(
-                    replica=n,
-                    term=run.replicas[n].term,
-                    first_step=run.replicas[n].committed,
-                    steps=self._steps(run.replicas[n], number, places),
-                    cohort=ranges_of(places),
-                    kept=[kept[i] for i in at if kept],
-                    weights=[weights[i] for i in at if weights],
-                    trained=[placed.trained[i] for i in at if placed.trained],
-                    afresh=placed.afresh,
-                    final=ledger.committed + 1 >= ledger.total,
-                )
-            )
+            work = self._work_of(run, n, places)
+            work.kept.extend(kept[i] for i in at if kept)
+            work.weights.extend(weights[i] for i in at if weights)
+            work.trained.extend(placed.trained[i] for i in at if placed.trained)
+            work.afresh = placed.afresh
+            found.append(work)
         return found
+
+    def _work_of(self, run: RunRecord, n: int, places: Sequence[int]) -> RoundWork:
+        """Return the work of a replica that trains the clients at these places of the cohort."""
+        ledger, replica = run.of_rounds.work, run.replicas[n]
+        return RoundWork(
+            replica=n,
+            term=replica.term,
+            first_step=replica.committed,
+            steps=self._steps(replica, run.of_rounds.versions.round, places),
+            cohort=ranges_of(places),
+            final=ledger.committed + 1 >= ledger.total,
+        )
 
     def _shared_out(
         self, run: RunRecord, numbers: Sequence[int], clients: int
@@ -244,8 +247,7 @@ class FederatedPolicy(RoundPolicy):
     def _chosen(self, run: RunRecord) -> list[int]:
         """Return the places of the next cohort that the submitter's rule has chosen; none: it has
         not."""
-        assert run.rounds is not None, f"run {run.id} has no rounds"
-        found, number = run.rounds.work.chosen, run.rounds.versions.round
+        found, number = run.of_rounds.work.chosen, run.of_rounds.versions.round
         if found is None:
             return []
         return places_of_clients(self._cohorts.clients, self._seed, number, found.clients)
@@ -254,8 +256,7 @@ class FederatedPolicy(RoundPolicy):
         """Return the places of the next cohort: those that are chosen or the first ones, but for
         clients that `going` has already and in their place others, the next ones in the round's
         order."""
-        assert run.rounds is not None, f"run {run.id} has no rounds"
-        number, cohorts = run.rounds.versions.round, self._cohorts
+        number, cohorts = run.of_rounds.versions.round, self._cohorts
         if not going:
             return self._chosen(run) or range(cohorts.per_round)
         busy = {c for w in going for c in self._clients(number - w.behind, places_of(w.cohort))}
@@ -283,8 +284,7 @@ class FederatedPolicy(RoundPolicy):
         """Return, for each of these places of the next round, how many numbers of its update the
         client sends, and what it weighs; nothing where clients send all. `links`: of these clients;
         None: they are alike."""
-        assert run.rounds is not None
-        sends, number = self._cohorts.sends, run.rounds.versions.round
+        sends, number = self._cohorts.sends, run.of_rounds.versions.round
         if not self._cohorts.own_positions:
             return [], []
         update, options = self._update(run), sends.compression_options
@@ -298,10 +298,9 @@ class FederatedPolicy(RoundPolicy):
     def _drawn(self, run: RunRecord, places: Sequence[int]) -> Links | None:
         """Return the links that the job says these clients of the round stand for; None: it says
         none."""
-        assert run.rounds is not None
         if (links := self._cohorts.sends.client_links) is None:
             return None
-        return links_of(links, self._clients(run.rounds.versions.round, places))
+        return links_of(links, self._clients(run.of_rounds.versions.round, places))
 
     def _update(self, run: RunRecord) -> Update:
         """Return what a client's update has. Replicas are of one model."""

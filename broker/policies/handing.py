@@ -110,8 +110,7 @@ def local_work(
     `exchange_s`: how long the last exchange took, 0: not known. `saves`: whether the version with
     so many steps is kept as a checkpoint. Nothing changes before the event that says so."""
     spec, sync = run.run.spec, run.run.requirements.sync
-    assert run.rounds is not None, f"run {run.id} has no rounds"
-    ledger, number = run.rounds.work, run.rounds.versions.round
+    ledger, number = run.of_rounds.work, run.of_rounds.versions.round
     mine = {n: run.replicas[n] for n in numbers}
     own = spec.microbatches // len(run.replicas)
     left = min(sync.steps * spec.microbatches, ledger.total - ledger.committed)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.cohorts import cohort_of
-from ...proto.broker_pb2 import HostLine, RoundBegun, RoundWork, SampleRange
+from ...proto.broker_pb2 import HostLine, RoundBegun, RoundWork
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
@@ -35,39 +35,27 @@ class HostsPolicy(FederatedPolicy):
         network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
-        assert run.rounds is not None, f"run {run.id} has no rounds"
-        ledger, clients = run.rounds.work, self._cohorts.clients
-        order = cohort_of(clients, self._seed, run.rounds.versions.round, range(clients))
+        clients = self._cohorts.clients
+        order = cohort_of(clients, self._seed, run.of_rounds.versions.round, range(clients))
         there = {run.replicas[n].client: n for n in numbers}
         found = [(there[c], place) for place, c in enumerate(order) if c in there]
         places = {*self._chosen(run)}  # nobody of whom may be there
         found = [(n, place) for n, place in found if place in places] or found
-        homes = run.rounds.homes
+        homes = run.of_rounds.homes
         afresh = homes is not None and (homes.lost or not homes.known)
-
-        def trained(place: int) -> list[int]:
-            if homes is None:
-                return []
-            return [0 if afresh else homes.trained(order[place])]
-
         asked = sorted(found[: self._asked - len(going)])
         links = self._measured(run, [n for n, _ in asked], network)
         kept, weights = self._sent(run, [place for _, place in asked], links)
-        return [
-            RoundWork(
-                replica=n,
-                term=run.replicas[n].term,
-                first_step=run.replicas[n].committed,
-                steps=self._steps(run.replicas[n], run.rounds.versions.round, [place]),
-                cohort=[SampleRange(first=place, count=1)],
-                kept=kept[i : i + 1],
-                weights=weights[i : i + 1],
-                trained=trained(place),
-                afresh=afresh,
-                final=ledger.committed + 1 >= ledger.total,
-            )
-            for i, (n, place) in enumerate(asked)
-        ]
+        works = []
+        for i, (n, place) in enumerate(asked):
+            work = self._work_of(run, n, [place])
+            work.kept.extend(kept[i : i + 1])
+            work.weights.extend(weights[i : i + 1])
+            if homes is not None:
+                work.trained.append(0 if afresh else homes.trained(order[place]))
+            work.afresh = afresh
+            works.append(work)
+        return works
 
     def _measured(
         self, run: RunRecord, numbers: Sequence[int], network: LinksAmong
@@ -162,6 +150,5 @@ def _first_peers(run: RunRecord, numbers: Sequence[int]) -> dict[int, PeerId]:
 
 def _shown(run: RunRecord, numbers: Iterable[int]) -> list[HostLine | None]:
     """Return what uploads of rounds gone by have shown of these replicas' lines."""
-    assert run.rounds is not None, f"run {run.id} has no rounds"
-    lines = run.rounds.lines
+    lines = run.of_rounds.lines
     return [lines.line(n, run.replicas[n].term) for n in numbers]

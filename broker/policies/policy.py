@@ -93,8 +93,7 @@ class RoundPolicy:
     ) -> RoundBegun:
         """Return the event of the next round, in which these replicas could have been, and which
         is of this work."""
-        assert run.rounds is not None, f"run {run.id} has no rounds"
-        return RoundBegun(round=run.rounds.versions.round, work=work)
+        return RoundBegun(round=run.of_rounds.versions.round, work=work)
 
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
         """Return what holders of a replica, by its id, are told of its work."""

@@ -111,8 +111,7 @@ class RoundView:
 
     @property
     def rounds(self) -> RoundRecord:
-        assert self.run.rounds is not None, f"run {self.run.id} has no rounds"
-        return self.run.rounds
+        return self.run.of_rounds
 
     @property
     def sources(self) -> Mapping[int, int]:

@@ -76,6 +76,12 @@ class RunRecord:
         return f"<Run {self.id}: {', '.join(map(repr, self.replicas))}>"
 
     @property
+    def of_rounds(self) -> RoundRecord:
+        """Its rounds, of one that has some."""
+        assert self.rounds is not None, f"run {self.id} has no rounds"
+        return self.rounds
+
+    @property
     def forms(self) -> bool:
         """Whether its replicas are to be planned together: none has begun."""
         return self.run.requirements.forms and not any(r.term for r in self.replicas)

@@ -50,8 +50,7 @@ class Run:
     @property
     def rounds(self) -> RoundRecord:
         """Rounds of a run that has any."""
-        assert self.record.rounds is not None, f"run {self.id} has no rounds"
-        return self.record.rounds
+        return self.record.of_rounds
 
     @property
     def has_rounds(self) -> bool:

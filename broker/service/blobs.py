@@ -34,6 +34,7 @@ from typing import Literal, Self
 
 from ...net.temporary import TemporaryFolder
 from ...planner.requests.run_spec import HASH
+from ..access.admission import CallRefusedError
 
 __all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
 
@@ -44,19 +45,8 @@ TOUCHED_S = 60.0
 """How exactly the last use of a blob is remembered."""
 
 
-class BlobStoreError(ValueError):
-    """A request that the store refuses. `code` is the name of a gRPC status."""
-
-    def __init__(
-        self,
-        code: Literal[
-            "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "ABORTED"
-        ],
-        reason: str,
-    ) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
+class BlobStoreError(CallRefusedError):
+    """A request that the store refuses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

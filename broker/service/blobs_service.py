@@ -16,11 +16,11 @@ from ...proto.broker_pb2 import (
     BlobRange,
 )
 from ...proto.common_pb2 import BlobRef
-from ..access.admission import AdmissionError
+from ..access.admission import AdmissionError, CallRefusedError
 from ..access.guard import Guard
 from ..access.limits import MOST_PIECE_BYTES
 from .blobs import BlobStoreError, Upload
-from .calls import REFUSALS, MalformedError, read, refuse, refuse_stream
+from .calls import MalformedError, read, refuse, refuse_stream
 from .shell import Shell
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class BlobsService:
                 )
             await run(self._disk, upload.finish)
             return ref
-        except REFUSALS as error:
+        except CallRefusedError as error:
             await refuse(context, self._guard, error)
         finally:
             if upload is not None:
@@ -138,7 +138,7 @@ class BlobsService:
                     self._guard.still(caller)
                     await context.write(BlobPiece(offset=at, data=data))
                     at += len(data)
-        except REFUSALS as error:
+        except CallRefusedError as error:
             await refuse(context, self._guard, error)
 
     async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:

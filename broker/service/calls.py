@@ -28,10 +28,8 @@ from ...net.blobs.pieces import read_number
 from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
 from ...net.surroundings import SurroundingsError
-from ..access.admission import AdmissionError
+from ..access.admission import AdmissionError, CallRefusedError
 from ..access.guard import Guard
-from .blobs import BlobStoreError
-from .shell import RejectedError
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LEAST_BYTES",
     "PLAIN_BYTES",
-    "REFUSALS",
     "MalformedError",
     "TooManyElementsError",
     "check_elements",
@@ -67,7 +64,14 @@ _MOST_FIELDS = 500_000
 operators that a graph may have takes 400,000."""
 
 
-class TooManyElementsError(ValueError):
+class MalformedError(CallRefusedError):
+    """Bytes that are no message of the expected type; the caller's fault."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("INVALID_ARGUMENT", reason)
+
+
+class TooManyElementsError(MalformedError):
     """A message of more elements than its bytes are worth."""
 
 
@@ -151,10 +155,6 @@ _FIRST_S = 2.0
 M = TypeVar("M", bound=Message)
 
 
-class MalformedError(Exception):
-    """Bytes that are no message of the expected type; the caller's fault."""
-
-
 def parsed(data: bytes, kind: type[M]) -> M:
     """Parse a message; raises MalformedError."""
     message = kind()
@@ -193,24 +193,22 @@ async def read(
                 f"{len(data)} bytes of a {name}: expected at most {limit.bytes}",
             )
         if len(data) > PLAIN_BYTES:
-            try:
-                described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
-                await asyncio.to_thread(check_elements, data, described)
-            except TooManyElementsError as error:
-                raise MalformedError(str(error)) from None
+            described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
+            await asyncio.to_thread(check_elements, data, described)
         return parsed(data, kind)
 
 
-async def refuse(context: ServicerContext[Any, Any], guard: Guard, error: Exception) -> NoReturn:
+async def refuse(
+    context: ServicerContext[Any, Any], guard: Guard, error: CallRefusedError
+) -> NoReturn:
     """Ends a call with the status of an error that is the caller's fault."""
-    code = "INVALID_ARGUMENT" if isinstance(error, MalformedError) else getattr(error, "code", "")
-    guard.refused[code.lower()] += 1
-    await context.abort(getattr(grpc.StatusCode, code), str(error))
+    guard.refused[error.code.lower()] += 1
+    await context.abort(grpc.StatusCode[error.code], error.reason)
     raise AssertionError("abort raises")
 
 
 async def refuse_stream(
-    context: ServicerContext[Any, Any], guard: Guard, error: Exception
+    context: ServicerContext[Any, Any], guard: Guard, error: CallRefusedError
 ) -> NoReturn:
     """Ends a stream whose caller goes on writing, with the error as its status. Its first message
     is read before, since the caller would not hear why otherwise; when very many are refused at
@@ -219,10 +217,6 @@ async def refuse_stream(
         async with guard.taking:
             await take_first(context, _FIRST_S)
     await refuse(context, guard, error)
-
-
-REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobStoreError)
-"""What `refuse` takes."""
 
 
 def stream_handler(behave: Callable[[Any, Any], Awaitable[None]], answer: type[Message]) -> Any:
@@ -246,7 +240,7 @@ def unary_handler(
                 answered = await behave(message, caller)
                 guard.still(caller)  # what took long is for nobody who was kicked meanwhile
                 await context.write(answered)
-        except REFUSALS as error:
+        except CallRefusedError as error:
             await refuse(context, guard, error)
         except SurroundingsError as error:
             why = f"the broker cannot do that on its host now: {error}"

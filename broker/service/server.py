@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,6 +153,7 @@ class Broker:
         self._no_page = "it has no identities"
         self._port = config.port
         self._door: grpc.aio.Server | None = None
+        self._opened = AsyncExitStack()
 
     def __repr__(self) -> str:
         return repr(self.shell.machine).replace("<Broker", f"<Broker at {self.address}:")
@@ -166,49 +168,49 @@ class Broker:
                 check_available()
             except DirectoryError as error:
                 raise BrokerConfigError(str(error)) from None
-        self._journal, decided = await asyncio.to_thread(
+        tasks = asyncio.TaskGroup()
+        try:
+            port = await self._open(options, tasks)
+        except BaseException:
+            await self._opened.aclose()
+            raise
+        self.address, self.port = self._address(port), port
+        log.info(
+            "broker_listens address=%s id=%s", self.address, self.shell.machine.members.broker_id
+        )
+        if self.swarm is not None:
+            await self.swarm.shine(tasks)
+        return self
+
+    async def _open(self, options: BrokerOptions, tasks: asyncio.TaskGroup) -> int:
+        """Opens what it is made of, one after the other, and returns the port. The end closes it in
+        reverse."""
+        config, opened = self.config, self._opened
+        journal, decided = await asyncio.to_thread(
             open_journal, config.state and config.state / "journal.sqlite", options
         )  # first: it holds the lock of the folder
+        opened.callback(journal.close)
         self.blobs = BlobStore(config.state and config.state / "blobs", config.limits)
-        try:
-            name = broker_id(config.state)
-            await asyncio.to_thread(self.blobs.open)
-        except BaseException:
-            self._journal.close()
-            raise
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
+        name = broker_id(config.state)
+        await asyncio.to_thread(self.blobs.open)
+        opened.push_async_callback(asyncio.to_thread, self.blobs.close)
+        await tasks.__aenter__()
+        opened.push_async_callback(tasks.__aexit__, None, None, None)
         boot = secrets.token_hex(8)
         if config.swarm:
-            try:
-                await self._enter_swarm(boot)
-            except BaseException:
-                await self._close_swarm()
-                await self._tasks.__aexit__(None, None, None)
-                await asyncio.to_thread(self.blobs.close)
-                self._journal.close()
-                raise
-        check = None if config.insecure else self._check
+            await self._enter_swarm(boot)
         machine = BrokerMachine(
             name,
             options,
             boot=boot,
             decided=decided,
-            check=check,
+            check=None if config.insecure else self._check,
             secret=secrets.token_bytes(32),
         )
-        self.shell = Shell(machine, self.blobs, self._tasks, self._journal, config.planner)
+        self.shell = Shell(machine, self.blobs, tasks, journal, config.planner)
+        opened.callback(self.shell.close)
         self._server = grpc.aio.server(options=server_options())
-        try:
-            port = await (self._listen_insecurely() if config.insecure else self._listen())
-        except BaseException:
-            await self._close()
-            raise
-        self.address, self.port = self._address(port), port
-        log.info("broker_listens address=%s id=%s", self.address, machine.members.broker_id)
-        if self.swarm is not None:
-            await self.swarm.shine(self._tasks)
-        return self
+        return await (self._listen_insecurely() if config.insecure else self._listen())
 
     def _check(self, statement: bytes, said: SignedStatement) -> PeerId:
         """Return the peer that signed a statement. Raises SignatureError."""
@@ -235,15 +237,15 @@ class Broker:
             self.swarm = Swarm(
                 *(config.swarm, config.state / "swarm", config.bootstrap, authority, boot)
             )
+            self._opened.push_async_callback(self.swarm.stop)
             await self.swarm.start(self._address(self._port))
         except (DirectoryError, AuthorityError) as error:
             raise BrokerConfigError(str(error)) from None
 
     async def _listen(self) -> int:
         config = self.config
-        secured = Secured(config.state)
         try:
-            await secured.__aenter__()
+            secured = await self._opened.enter_async_context(Secured(config.state))
         except AuthorityError as error:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
@@ -294,7 +296,7 @@ class Broker:
                 host=split(self._address(self._port or 1))[0],
                 certificate=config.page_certificate,
             )
-            self.page = await page.__aenter__()
+            self.page = await self._opened.enter_async_context(page)
         except PageError as error:
             raise BrokerConfigError(str(error)) from None
 
@@ -348,29 +350,11 @@ class Broker:
                 ",".join(going),
             )
         await self.shell.settled()
-        await self._leave()
-        log.info("broker_left address=%s", self.address)
-
-    async def _leave(self) -> None:
         if self._door is not None:
             await self._door.stop(grace=None)
         await self._server.stop(grace=2.0)
-        await self._close()
-
-    async def _close_swarm(self) -> None:
-        if self.swarm is not None:
-            await self.swarm.stop()
-
-    async def _close(self) -> None:
-        await self._close_swarm()
-        if self.page is not None:
-            await self.page.__aexit__(None, None, None)
-        if self.secured is not None:
-            await self.secured.__aexit__(None, None, None)
-        self.shell.close()
-        await self._tasks.__aexit__(None, None, None)
-        await asyncio.to_thread(self.blobs.close)
-        self._journal.close()
+        await self._opened.aclose()
+        log.info("broker_left address=%s", self.address)
 
     async def drain(self, leave: asyncio.Event) -> None:
         """Starts nothing new and returns when no run is active, after `drain_s`, or at `leave`; at
@@ -379,19 +363,15 @@ class Broker:
             return
         self.shell.post(DrainAsked())
         until = self.shell.now + self.config.drain_s
-        over = [asyncio.ensure_future(e.wait()) for e in (self.shell.stopped, leave)]
-        try:
-            while (left := until - self.shell.now) > 0 and not any(o.done() for o in over):
-                active = sum(run.active for run in self.shell.machine.runs.values())
-                log.warning(
-                    "broker_drains left_s=%.0f active_runs=%d: Ctrl-C leaves at once", left, active
-                )
-                await asyncio.wait(
-                    over, timeout=min(1.0, left), return_when=asyncio.FIRST_COMPLETED
-                )
-        finally:
-            for waiting in over:
-                waiting.cancel()
+        while (left := until - self.shell.now) > 0:
+            active = sum(run.active for run in self.shell.machine.runs.values())
+            log.warning(
+                "broker_drains left_s=%.0f active_runs=%d: Ctrl-C leaves at once", left, active
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(1.0, left)):
+                    await _either(self.shell.stopped, leave)
+                    return
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -44,7 +44,7 @@ from ...proto.broker_pb2 import (
     WatchRequest,
 )
 from ...proto.common_pb2 import BlobRef
-from ..access.admission import AdmissionError
+from ..access.admission import AdmissionError, CallRefusedError
 from ..access.guard import Guard
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
@@ -54,8 +54,6 @@ from ..events import (
     PeerSaid,
     PreviewAsked,
     PreviewWanted,
-    Reject,
-    RequestId,
     RunAsked,
     RunId,
     RunSubmitted,
@@ -67,7 +65,6 @@ from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from .blobs import BlobStoreError
 from .blobs_service import BlobsService
 from .calls import (
-    REFUSALS,
     MalformedError,
     parsed,
     read,
@@ -317,8 +314,7 @@ class RunsService:
                 )
         by = caller.subject if caller else ""
         free = await shell.free()
-        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by, free))
-        return answer
+        return await shell.ask(partial(RunSubmitted, spec=spec, by=by, free=free), Submitted)
 
     def of_run(
         self, wanted: Literal["cancel", "pause", "resume", "finish", "recall"]
@@ -326,25 +322,18 @@ class RunsService:
         """The call that wants this of a run."""
 
         async def call(named: RunRequest, caller: Party | None) -> Message:
-            run = RunId(named.run)
-            by = _whose(caller)
-            answer: Message = await self._shell.ask(
-                lambda request: RunAsked(request, run, wanted, by)
-            )
-            return answer
+            asked = partial(RunAsked, run=RunId(named.run), wanted=wanted, by=_whose(caller))
+            return await self._shell.ask(asked, Message)
 
         return call
 
     async def choose(self, wanted: CohortChoice, caller: Party | None) -> RunState:
-        run, by = RunId(wanted.run), _whose(caller)
-        answer: RunState = await self._shell.ask(
-            lambda request: CohortAsked(request, run, wanted.cohort, by)
-        )
-        return answer
+        asked = partial(CohortAsked, run=RunId(wanted.run), cohort=wanted.cohort, by=_whose(caller))
+        return await self._shell.ask(asked, RunState)
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
         peer = caller.subject if caller and caller.role is PartyRole.PEER else ""
-        answer: Description = await self._shell.ask(lambda request: DescribeAsked(request, peer))
+        answer = await self._shell.ask(partial(DescribeAsked, peer=peer), Description)
         if self._public is not None:
             answer.public.CopyFrom(self._public.describe())
         return answer
@@ -352,24 +341,20 @@ class RunsService:
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
         _check_size(spec)
         by = caller.subject if caller else ""
-        wanted: PreviewWanted = await self._shell.ask(
-            lambda request: PreviewAsked(request, spec, by)
-        )
+        wanted = await self._shell.ask(partial(PreviewAsked, spec=spec, by=by), PreviewWanted)
         return await self._shell.preview(wanted, by)
 
     async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
         by = caller.subject if caller else ""
-        answer: DataAnswer = await self._shell.ask(
-            lambda request: DataAsked(request, wanted.name, wanted.options, by)
-        )
-        return answer
+        asked = partial(DataAsked, name=wanted.name, options=wanted.options, by=by)
+        return await self._shell.ask(asked, DataAnswer)
 
     async def watch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
         try:
             with self._guard.call("Runs.Watch", context) as caller:
                 wanted = await read(context, self._guard, "Runs.Watch", caller, WatchRequest)
                 await self._watch(wanted, caller, context)
-        except REFUSALS as error:
+        except CallRefusedError as error:
             await refuse(context, self._guard, error)
 
     async def _watch(
@@ -405,7 +390,7 @@ def _check_size(spec: RunSpec) -> None:
     try:
         check_size(spec)
     except RunSpecError as error:
-        raise RejectedError(Reject(RequestId(""), "INVALID_ARGUMENT", str(error))) from None
+        raise RejectedError("INVALID_ARGUMENT", str(error)) from None
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:

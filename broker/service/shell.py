@@ -17,7 +17,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 from ...dag.ir.convert import MAX_GRAPH_BYTES
 from ...planner.requests.asked import PLANNER
@@ -25,6 +26,7 @@ from ...planner.service.planner import EndedError, Planner, PlannerBusyError, Pl
 from ...planner.service.wire import Asked, Told, answer_from_bytes, ask_to_bytes
 from ...proto.broker_pb2 import BrokerMessage, PreviewAnswer
 from ...proto.common_pb2 import Reason
+from ..access.admission import CallRefusedError
 from ..events import (
     Answer,
     CloseStream,
@@ -65,6 +67,7 @@ from .needed import Sweeper
 __all__ = ["OUTBOX_MESSAGES", "RejectedError", "Shell", "StreamOutbox"]
 
 log = logging.getLogger(__name__)
+M = TypeVar("M")
 
 ALIVE_S, AWAY_S = 0.5, 2.5
 """How often the loop's own clock is looked at, and which gap means that this process stood still: a
@@ -73,13 +76,8 @@ OUTBOX_MESSAGES = 256
 """Messages that wait for one peer: it gets a handful per run."""
 
 
-class RejectedError(Exception):
-    """The machine refused a client's request; becomes a gRPC status."""
-
-    def __init__(self, reject: Reject) -> None:
-        super().__init__(reject.reason)
-        self.code = reject.code
-        self.reason = reject.reason
+class RejectedError(CallRefusedError):
+    """A client's request that the machine refused."""
 
 
 class StreamOutbox:
@@ -196,7 +194,7 @@ class Shell:
             self.stopped.set()
             for request, answer in self._answers.items():
                 if not answer.done():
-                    answer.set_result(self._cannot(request))
+                    answer.set_result(Reject(request, "UNAVAILABLE", self._why_not))
 
     def _pass(self) -> None:
         for instruction in self._barrier.passing():
@@ -206,13 +204,13 @@ class Shell:
         """Returns when nothing waits for the disk."""
         await self._settled.wait()
 
-    async def ask(self, event: Callable[[RequestId], Event]) -> Any:
-        """The machine's answer to a request, once all that it tells is on disk. Raises
-        RejectedError."""
+    async def ask(self, event: Callable[[RequestId], Event], kind: type[M]) -> M:
+        """The machine's answer to a request, of the kind that is due, once all that it tells is on
+        disk. Raises RejectedError."""
         self._requests += 1
         request = RequestId(f"q{self._requests}")
         if self.error is not None or self._barrier.full is not None:
-            raise RejectedError(self._cannot(request))
+            raise RejectedError("UNAVAILABLE", self._why_not)
         waiting = self._answers[request] = self._loop.create_future()
         try:
             self.post(event(request))
@@ -220,13 +218,16 @@ class Shell:
         finally:
             del self._answers[request]
         if isinstance(answer, Reject):
-            raise RejectedError(answer)
+            raise RejectedError(answer.code, answer.reason)
+        assert isinstance(answer.message, kind), answer
         return answer.message
 
-    def _cannot(self, request: RequestId) -> Reject:
+    @property
+    def _why_not(self) -> str:
+        """Why nothing can be asked now."""
         if self.error is not None:
-            return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
-        return Reject(request, "UNAVAILABLE", f"the broker waits, as it {self._barrier.full}")
+            return f"the broker stops, as it {self.error}"
+        return f"the broker waits, as it {self._barrier.full}"
 
     async def free(self) -> int | None:
         """Bytes of the journal's disk that new runs may fill; None: it is on none. Raises
@@ -234,14 +235,15 @@ class Shell:
         try:
             return await self._loop.run_in_executor(self.disk, self._journal.free)
         except JournalError as error:
-            raise RejectedError(Reject(RequestId(""), "UNAVAILABLE", str(error))) from error
+            raise RejectedError("UNAVAILABLE", str(error)) from error
 
     async def watch(self, run: RunId, start: int, by: str) -> tuple[Watched, asyncio.Event]:
         """Events of a run from a number on, and what is set when there may be more. `by`: as in
         RunAsked. Raises RejectedError."""
         news = self._news.setdefault(run, asyncio.Event())  # before it is asked: none is missed
         try:
-            return await self.ask(lambda request: WatchAsked(request, run, start, by)), news
+            asked = partial(WatchAsked, run=run, from_event=start, by=by)
+            return await self.ask(asked, Watched), news
         except RejectedError:
             self._news.pop(run, news).set()  # others may wait with it: they ask again
             raise
@@ -351,7 +353,7 @@ class Shell:
             text = str(error).replace("planning this run", "planning this")
             return PreviewAnswer(reason=Reason(code=PLANNER, text=text))
         except PlannerBusyError as error:
-            raise RejectedError(Reject(RequestId(""), "RESOURCE_EXHAUSTED", str(error))) from None
+            raise RejectedError("RESOURCE_EXHAUSTED", str(error)) from None
         assert isinstance(answer, PreviewAnswer), "it was not dropped"
         return answer
 

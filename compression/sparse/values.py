@@ -29,21 +29,16 @@ from ..plain.raw import RAW
 
 __all__ = ["VALUES", "Values"]
 
-VALUES = {
-    "fp32": "raw",
-    **{word: word for word in ("bf16", "fp16", "int8", "int6", "int4")},
-}
-"""By the word of a `values` parameter, the codec's text; fp32: as they are, whatever the dtype."""
-
-_MADE: dict[str, Codec] = {
-    "raw": RAW,
+VALUES: dict[str, Codec] = {
+    "fp32": RAW,
     "bf16": bf16(),
     "fp16": fp16(),
     "int8": int8(),
     "int6": int6(),
     "int4": int4(),
 }
-"""By text. `codec.parse` knows them as well, but imports the sparse codecs that need this."""
+"""By the word of a `values` parameter; fp32: as they are, whatever the dtype. `codec.parse` knows
+them as well, but imports the sparse codecs that need this."""
 
 _TOGETHER = ("fp32", "bf16")
 
@@ -56,9 +51,9 @@ class Values:
     def __init__(self, codec: str, word: str) -> None:
         if word not in VALUES:
             raise CodecError(f"{codec}: values is {word!r}: expected one of {', '.join(VALUES)}")
-        self.text = VALUES[word]
+        self.text = "raw" if word == "fp32" else word
         self._codec, self._whole = codec, word in _TOGETHER
-        self._inner = _MADE[self.text]
+        self._inner = VALUES[word]
 
     def error_bound(self, dtype: str, pieces: Sequence[int]) -> float:
         """‖Δ‖₂ / ‖x‖₂ of the numbers alone."""

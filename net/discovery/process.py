@@ -181,9 +181,7 @@ class NodeProcess:
 
     def __exit__(self, *error: object) -> None:
         if self._process is not None:
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+            _let_go(self._process)
             try:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -218,9 +216,7 @@ class NodeProcess:
         """Starts it again when it has ended, after a pause that grows. Call it now and then."""
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+            _let_go(self._process)
             self._process = None
             self._start_at = now + self._pause_s
             log.warning("swarm_node_ended code=%s again_in_s=%.0f", code, self._pause_s)
@@ -239,3 +235,10 @@ class NodeProcess:
         with suppress(BrokenPipeError):  # it ended at once: `keep` tells
             self._process.stdin.write(f"{self.config.to_json()}\n".encode())
             self._process.stdin.flush()
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Closes its standard input, with which it ends."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()

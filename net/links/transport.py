@@ -10,11 +10,15 @@ breaks; frames of one role arrive in the order in which they were sent.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...dag.schedule.flow import Role
 from .frame import Arrived, FrameKey, Payload, immutable
+
+if TYPE_CHECKING:
+    from .switchboard import Switchboard
 
 __all__ = [
     "GROWS_S",
@@ -95,9 +99,12 @@ TransportEvent = LinkUp | LinkDown | LinkRefused | FrameArrived | FrameGrows | F
 OnEvent = Callable[[TransportEvent], None]
 
 
-class Transport(Protocol):
-    """One peer's end of all its links."""
+class Transport(ABC):
+    """One peer's end of all its links, which `board` has."""
 
+    board: Switchboard
+
+    @abstractmethod
     def dial(self, peer: str, address: str, generation: int) -> None:
         """Reach `peer` at `address`, and again after every break, until `hang_up`. A newer
         generation replaces the dial before, and keeps the link's frames; an older one is ignored.
@@ -105,19 +112,24 @@ class Transport(Protocol):
 
     def expect(self, peer: str) -> None:
         """Let `peer` dial us; whoever is not expected is refused."""
+        self.board.expect(peer)
 
     def hang_up(self, peer: str) -> None:
         """Forget the link with all its frames, sent or not; no event follows. Without a link,
         nothing happens."""
+        self.board.hang_up(peer)
 
     def send(self, to: str, key: FrameKey, payload: Payload) -> None:
         """Queue a frame. A key that the link has already is ignored. The payload's buffers stay
         unchanged until FrameAcknowledged or `hang_up`. Raises LinkError without a link."""
+        self.board.send(to, key, payload)
 
     def release(self, peer: str, key: FrameKey) -> None:
         """An arrived frame was consumed: its slot is free for the next of its role. Nothing
         happens for a frame that is not here."""
+        self.board.release(peer, key)
 
     def allow(self, peer: str, role: Role, frames: int) -> None:
         """How many frames of a role may be here or on their way at once; 0 until said otherwise.
         Raises LinkError without a link."""
+        self.board.allow(peer, role, frames)

@@ -22,7 +22,6 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from ...dag.schedule.flow import Role
 from ..cap import Cap
 from ..grpc_quirks import take_first
 from ..identity.credential import Credential, shown_end
@@ -30,11 +29,10 @@ from ..identity.enroll import channel_options
 from ..identity.names import Party, PartyRole, dns_name, party_of
 from ..links.buffers import keep_heap_warm
 from ..links.connection import Connection
-from ..links.frame import FrameKey, Payload
 from ..links.inbox import Allowed
 from ..links.messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
-from ..links.transport import OnEvent
+from ..links.transport import OnEvent, Transport
 from ..web.proxy import proxy_options
 
 __all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport"]
@@ -99,8 +97,8 @@ _BROKEN = (
 """What gRPC raises when a stream breaks, depending on which side notices where."""
 
 
-class GrpcTransport:
-    """One peer's end of all its links; see Transport. Used as `async with`, in one event loop.
+class GrpcTransport(Transport):
+    """Carries links over gRPC. Used as `async with`, in one event loop.
 
     `attach(server)` adds the service to a server before that starts; without it the peer can only
     dial. `credential` gives the newest one, to show and to check others by; None: plain text, and
@@ -125,7 +123,7 @@ class GrpcTransport:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._board = Switchboard(
+        self.board = Switchboard(
             peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
         )
         self._credential = credential
@@ -142,10 +140,10 @@ class GrpcTransport:
 
     async def __aexit__(self, *error: object) -> None:
         """Ends every connection and waits for the tasks; no event comes any more."""
-        self._board.silence()
+        self.board.silence()
         for peer in list(self._dials):
             self.hang_up(peer)
-        self._board.close("the transport closes")
+        self.board.close("the transport closes")
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -165,7 +163,7 @@ class GrpcTransport:
             if generation <= before:
                 return
             self._stop(task)
-        self._board.link(peer)
+        self.board.link(peer)
         task = asyncio.get_running_loop().create_task(
             self._keep_dialling(peer, (address, otherwise or address), generation),
             name=f"dial {peer}",
@@ -173,22 +171,10 @@ class GrpcTransport:
         task.add_done_callback(_report)
         self._dials[peer] = (generation, task)
 
-    def expect(self, peer: str) -> None:
-        self._board.expect(peer)
-
     def hang_up(self, peer: str) -> None:
         if peer in self._dials:
             self._stop(self._dials.pop(peer)[1])
-        self._board.hang_up(peer)
-
-    def send(self, to: str, key: FrameKey, payload: Payload) -> None:
-        self._board.send(to, key, payload)
-
-    def release(self, peer: str, key: FrameKey) -> None:
-        self._board.release(peer, key)
-
-    def allow(self, peer: str, role: Role, frames: int) -> None:
-        self._board.allow(peer, role, frames)
+        super().hang_up(peer)
 
     def carries(self, where: str) -> bool:
         """Whether a link uses a connection from `where`, as gRPC calls the other end's socket."""
@@ -224,7 +210,7 @@ class GrpcTransport:
             channel = grpc.aio.secure_channel(address, credentials, options=options)
         wake = asyncio.Event()
         async with channel:
-            connection = self._board.outgoing(peer, generation, wake.set)
+            connection = self.board.outgoing(peer, generation, wake.set)
             try:
                 call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
                 await _carry(connection, call, wake, f"{peer} at {address}", self._caps)
@@ -267,7 +253,7 @@ class GrpcTransport:
             why = f"{party or 'nobody'} is no peer: only peers exchange frames"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()
-        connection = self._board.incoming(wake.set, proven)
+        connection = self.board.incoming(wake.set, proven)
         beside = self._incoming.setdefault(where := context.peer(), [])
         beside.append(connection)
         ends = self._ends_with_certificate(connection, context)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from ...dag.schedule.flow import Role
 from ..links.connection import Connection
-from ..links.frame import FrameKey, Payload
 from ..links.inbox import Allocate, Allowed
 from ..links.outbox import PIECES, Pieces
 from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
-from ..links.transport import OnEvent
+from ..links.transport import OnEvent, Transport
 from .carrier import Carrier, Carry, Timed, steady
 from .medium import Clock, Medium
 from .memory_stream import SILENT_S, MemoryStream
@@ -144,8 +142,8 @@ class MemoryNetwork:
             stream.abandon(transport)
 
 
-class MemoryTransport:
-    """One peer's end of all its links; see Transport."""
+class MemoryTransport(Transport):
+    """Carries links within one process."""
 
     def __init__(self, network: MemoryNetwork, board: Switchboard, address: str) -> None:
         self._network = network
@@ -163,22 +161,10 @@ class MemoryTransport:
             before.stop()
         self._dials[peer] = _Dialler(self, self._network, peer, address, generation)
 
-    def expect(self, peer: str) -> None:
-        self.board.expect(peer)
-
     def hang_up(self, peer: str) -> None:
         if dialler := self._dials.pop(peer, None):
             dialler.stop()
-        self.board.hang_up(peer)
-
-    def send(self, to: str, key: FrameKey, payload: Payload) -> None:
-        self.board.send(to, key, payload)
-
-    def release(self, peer: str, key: FrameKey) -> None:
-        self.board.release(peer, key)
-
-    def allow(self, peer: str, role: Role, frames: int) -> None:
-        self.board.allow(peer, role, frames)
+        super().hang_up(peer)
 
     def close(self) -> None:
         """As if the process ended: no event comes any more, the other sides see streams break."""

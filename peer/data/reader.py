@@ -84,37 +84,23 @@ class Reader:
     ) -> tuple[str, ...]:
         """Hashes of the shards that these microbatches of a step read, each once, in order of use;
         only for the batch's tensors called `names` (empty: all)."""
-        found: dict[str, None] = {}
-        for microbatch in microbatches:
-            self._add_needs(found, self.sampler.train(step, microbatch, size), names)
-        return tuple(found)
+        return self._needs((self.sampler.train(step, m, size) for m in microbatches), names)
 
     def needs_held_out(
         self, microbatches: Iterable[int], size: int, names: Collection[str] = ()
     ) -> tuple[str, ...]:
         """Hashes of the shards that these held-out microbatches read, each once, in order of use;
         `names` as of `needs`."""
-        found: dict[str, None] = {}
-        for microbatch in microbatches:
-            self._add_needs(found, self.sampler.held_out(microbatch, size), names)
-        return tuple(found)
+        return self._needs((self.sampler.held_out(m, size) for m in microbatches), names)
 
-    def batch(
-        self, step: int, microbatch: int, size: int, names: Collection[str] = ()
-    ) -> dict[str, Tensor]:
-        """Tensors of a training microbatch: (size, *sample shape) each; `names` as in `needs`.
-        For text and tokens, inputs are int64 ids (size, length) and targets the ids that follow."""
-        return self._gather(self.sampler.train(step, microbatch, size), names)
+    def batch(self, step: int, microbatch: int, size: int) -> dict[str, Tensor]:
+        """Tensors of a training microbatch: (size, *sample shape) each. For text and tokens, inputs
+        are int64 ids (size, length) and targets the ids that follow."""
+        return self.samples(self.sampler.train(step, microbatch, size))
 
-    def held_out(
-        self, microbatch: int, size: int, names: Collection[str] = ()
-    ) -> dict[str, Tensor]:
+    def held_out(self, microbatch: int, size: int) -> dict[str, Tensor]:
         """Tensors of a held-out microbatch."""
-        return self._gather(self.sampler.held_out(microbatch, size), names)
-
-    def samples(self, at: Indices, names: Collection[str] = ()) -> dict[str, Tensor]:
-        """Tensors of the samples that begin at these items (`Sampler`); `names` as in `needs`."""
-        return self._gather(at, names)
+        return self.samples(self.sampler.held_out(microbatch, size))
 
     def pieces(self, column: str) -> Iterator[_Array]:
         """All items of a column, shard after shard; nobody may write to them."""
@@ -123,17 +109,21 @@ class Reader:
     def _span(self) -> int:
         return self.manifest.length + 1 if self.manifest.kind != "arrays" else 1
 
-    def _add_needs(self, found: dict[str, None], at: Indices, names: Collection[str]) -> None:
-        for name in self._wanted(names):
-            stored = self._stored[self.manifest.sources(name)]
-            for start in at.tolist():
-                for n in stored.shard_numbers(start, start + self._span()):
-                    found[stored.shards[n].hash] = None
+    def _needs(self, samples: Iterable[Indices], names: Collection[str]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for at in samples:
+            for name in self._wanted(names):
+                stored = self._stored[self.manifest.sources(name)]
+                for start in at.tolist():
+                    for n in stored.shard_numbers(start, start + self._span()):
+                        found[stored.shards[n].hash] = None
+        return tuple(found)
 
     def _wanted(self, names: Collection[str]) -> list[str]:
         return [n for n in self.manifest.fields if not names or n in names]
 
-    def _gather(self, at: Indices, names: Collection[str]) -> dict[str, Tensor]:
+    def samples(self, at: Indices, names: Collection[str] = ()) -> dict[str, Tensor]:
+        """Tensors of the samples that begin at these items (`Sampler`); `names` as in `needs`."""
         found: dict[str, Tensor] = {}
         wanted = self._wanted(names)
         if self.manifest.kind != "arrays":

@@ -55,16 +55,8 @@ def fit(works: Sequence[Work], seconds: Sequence[float], level: Sequence[int] = 
     if level:
         per_unit /= np.median((rows @ per_unit)[list(level)])
         off = np.abs(rows @ per_unit - 1.0)
-    product, convolution, attention, memory, special = (float(1.0 / p) for p in per_unit[:5])
-    return Speeds(
-        product=product,
-        convolution=convolution,
-        attention=attention,
-        memory=memory,
-        special=special,
-        call_s=float(per_unit[5]),
-        error=float(np.median(off)),
-    )
+    rates = dict(zip(Work._fields[:5], (1.0 / per_unit[:5]).tolist(), strict=True))
+    return Speeds(**rates, call_s=float(per_unit[5]), error=float(np.median(off)))
 
 
 def _least(rows: Array, floor: Array, weights: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc.aio
 import torch
 
@@ -78,19 +80,12 @@ def open_worker(
             monthly_bytes=config.monthly_bytes,
         )
     secret = host_secret(config.host_state or config.state) if config.data else b""
-    member_of = None if credentials is None else credentials.member
-    clients = ClientStates(me.clients)
-    identity_of = None if credentials is None else credentials.identity
-    device = (
-        TorchDevice(config.device, member_of=member_of, clients=clients, identity_of=identity_of)
-        if config.stretch == 1
-        else StretchedDevice(
-            config.device,
-            stretch=config.stretch,
-            member_of=member_of,
-            clients=clients,
-            identity_of=identity_of,
-        )
+    kind = TorchDevice if config.stretch == 1 else partial(StretchedDevice, stretch=config.stretch)
+    device = kind(
+        config.device,
+        member_of=None if credentials is None else credentials.member,
+        clients=ClientStates(me.clients),
+        identity_of=None if credentials is None else credentials.identity,
     )
     snapshots = SnapshotStore(me.snapshots)
     take_over(me.blobs)

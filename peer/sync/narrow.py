@@ -15,6 +15,7 @@ whatever the plan, comes to the same numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,14 @@ from ...dag.cost.optimizer_states import BLOCK, blocks
 from ...dag.ir.random import ROUNDED, rounded, rounding_key
 from ..optimizers.blockwise import SCALE, SIGNED, decoded, encoded
 
-__all__ = ["NARROW", "step_in_8_bits", "step_narrow", "step_whole", "wide_dtype"]
+__all__ = [
+    "NARROW",
+    "ParameterStep",
+    "step_in_8_bits",
+    "step_narrow",
+    "step_whole",
+    "wide_dtype",
+]
 
 NARROW = (torch.bfloat16, torch.float16)
 SLICE = ROUNDED
@@ -35,24 +43,38 @@ def wide_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in NARROW else parameter.dtype
 
 
-def step_narrow(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    parameter: nn.Parameter,
-    state: dict[str, Any],
-    *,
-    state_dtype: torch.dtype,
-    seed: int,
-    step: int,
-    name: str,
-    first: int = 0,
-) -> None:
-    """One step of a parameter by the optimizer's rule and the group's numbers; `state` is changed
-    in place, and filled at the first step. `first`: the number of its first element in the whole
-    parameter, called `name`, of which it may be a block."""
+@dataclass(frozen=True)
+class ParameterStep:
+    """One step of a parameter by an optimizer's rule and its group's numbers. `state` is changed in
+    place, and filled at the first step. name: of the whole one that the parameter is a block of, if
+    it is."""
+
+    optimizer: torch.optim.Optimizer
+    group: Mapping[str, Any]
+    parameter: nn.Parameter
+    state: dict[str, Any]
+    seed: int
+    step: int
+    name: str
+
+    def worker(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """An optimizer of the same rule, which takes its numbers from the group."""
+        kind: Any = type(self.optimizer)
+        found: torch.optim.Optimizer = kind([{**self.group, "params": [parameter]}])
+        return found
+
+    def rounded(self, kind: str, found: Tensor, first: int) -> Tensor:
+        """Elements from number `first` on of a kind of number of the parameter, in bfloat16."""
+        key = rounding_key(self.seed, self.step, f"{self.name}:{kind}")
+        return rounded(found, first, key=key)
+
+
+def step_narrow(one: ParameterStep, state_dtype: torch.dtype, first: int = 0) -> None:
+    """Makes a step slice by slice. `first`: the number of the parameter's first element in the
+    whole one."""
+    parameter, state = one.parameter, one.state
     assert parameter.grad is not None, "a parameter without a gradient is left alone"
-    kind: Any = type(optimizer)  # which takes its numbers from the group
-    worker = kind([{**group, "params": [nn.Parameter(torch.zeros(()))]}])
+    worker = one.worker(nn.Parameter(torch.zeros(())))
     flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
     wide = wide_dtype(parameter)
     given = {k: t.view(-1) for k, t in state.items() if isinstance(t, Tensor) and k != "step"}
@@ -79,31 +101,21 @@ def step_narrow(
                 keys[k] = moments[k], after
         for k, (kept, after) in keys.items():
             if kept.dtype is torch.bfloat16:
-                key = rounding_key(seed, step, f"{name}:{k}")
-                after = rounded(after, first + at, key=key)
+                after = one.rounded(k, after, first + at)
             kept[part].copy_(after)
     state.clear()
     for k, found in made.items():
         state[k] = moments[k].view(parameter.shape) if k in moments else found
 
 
-def step_whole(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    parameter: nn.Parameter,
-    state: dict[str, Any],
-    *,
-    seed: int,
-    step: int,
-    name: str,
-) -> None:
+def step_whole(one: ParameterStep) -> None:
     """As `step_narrow`, of a rule that has to see all of a parameter; states stay as they are."""
+    parameter, state = one.parameter, one.state
     assert parameter.grad is not None, "a parameter without a gradient is left alone"
     wide = wide_dtype(parameter)
     proxy = nn.Parameter(parameter.detach().to(wide, copy=True))
     proxy.grad = parameter.grad.to(wide, copy=True)
-    kind: Any = type(optimizer)
-    worker = kind([{**group, "params": [proxy]}])
+    worker = one.worker(proxy)
     if state:
         worker.state[proxy] = dict(state)  # whose tensors it changes
     worker.step()
@@ -114,22 +126,14 @@ def step_whole(
         part = slice(at, min(at + SLICE, flat.numel()))
         found = after[part]
         if flat.dtype is torch.bfloat16:
-            found = rounded(found, at, key=rounding_key(seed, step, f"{name}:"))
+            found = one.rounded("", found, at)
         flat[part].copy_(found)
 
 
-def step_in_8_bits(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    parameter: nn.Parameter,
-    state: dict[str, Any],
-    *,
-    seed: int,
-    step: int,
-    name: str,
-) -> None:
+def step_in_8_bits(one: ParameterStep) -> None:
     """As `step_narrow`, of AdamW over a whole parameter whose moments are in 8 bits between steps:
     they are decoded, updated and encoded slice by slice, each of which is whole blocks."""
+    parameter, state = one.parameter, one.state
     assert parameter.grad is not None, "a parameter without a gradient is left alone"
     flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
     before, made = dict(state), dict[str, Any]()
@@ -149,17 +153,7 @@ def step_in_8_bits(
             made["step"] = before["step"].clone()
         part = nn.Parameter(flat[at:end])  # of the same memory
         part.grad = grad[at:end]
-        step_narrow(
-            optimizer,
-            group,
-            part,
-            made,
-            state_dtype=wide_dtype(parameter),
-            seed=seed,
-            step=step,
-            name=name,
-            first=at,
-        )
+        step_narrow(replace(one, parameter=part, state=made), wide_dtype(parameter), at)
         for moment, signed in SIGNED.items():
             codes, scales = encoded(made[moment], signed=signed)
             kept[moment][0].copy_(codes)

@@ -19,7 +19,14 @@ from ...dag.transforms.split_weights import block_of, whole_name
 from ...job import Train
 from ..optimizers.blockwise import check_state
 from ..optimizers.kinds import kind_of, optimizer_of_kind, state_numbers
-from .narrow import NARROW, step_in_8_bits, step_narrow, step_whole, wide_dtype
+from .narrow import (
+    NARROW,
+    ParameterStep,
+    step_in_8_bits,
+    step_narrow,
+    step_whole,
+    wide_dtype,
+)
 from .norm import square_of
 
 __all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
@@ -225,23 +232,15 @@ class StageOptimizer:
     def _step_narrow(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str, step: int
     ) -> None:
-        parameter, user = self._named[name], whole_name(name)
-        state = optimizer.state[parameter]
-        if self.train.whole:
-            of_kind = step_in_8_bits if self._kinds[name] == "adamw8bit" else step_whole
-            of_kind(optimizer, group, parameter, state, seed=self._seed, step=step, name=user)
-            return
-        step_narrow(
-            optimizer,
-            group,
-            parameter,
-            state,
-            state_dtype=self._state_dtype(name),
-            seed=self._seed,
-            step=step,
-            name=user,
-            first=self._firsts.get(name, 0),
-        )
+        parameter = self._named[name]
+        state, user = optimizer.state[parameter], whole_name(name)
+        one = ParameterStep(optimizer, group, parameter, state, self._seed, step, user)
+        if not self.train.whole:
+            step_narrow(one, self._state_dtype(name), self._firsts.get(name, 0))
+        elif self._kinds[name] == "adamw8bit":
+            step_in_8_bits(one)
+        else:
+            step_whole(one)
 
     def boost(self, names: Iterable[str], factor: float) -> None:
         """From here on the learning rate of these parameters is `factor` times as high; not more

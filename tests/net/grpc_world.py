@@ -126,7 +126,7 @@ class GrpcWorld(World):
         return outsider
 
     async def crash(self, peer):
-        peer.transport._board.silence()
+        peer.transport.board.silence()
         await self._servers.pop(peer.name).stop(None)
         await peer.transport.__aexit__(None, None, None)
 

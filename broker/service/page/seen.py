@@ -91,7 +91,7 @@ class Watcher:
             return self._seen
 
     async def _look(self) -> Look:
-        description: Description = await self._shell.ask(DescribeAsked)
+        description = await self._shell.ask(DescribeAsked, Description)
         known = {state.run for state in description.runs}
         for gone in [run for run in self._digests if run not in known]:
             del self._digests[gone]

@@ -52,7 +52,7 @@ def view_of(given: dict[int, RoundWork]) -> RoundView:
     ledger.units = lambda n: len(places_of(given[n].cohort))
     rounds = SimpleNamespace(work=ledger, versions=SimpleNamespace(round=ROUND), homes=None)
     replica = SimpleNamespace(term=1, committed=0, round_step_s=1.0, plan=None)
-    run = SimpleNamespace(replicas=dict.fromkeys(range(9), replica), rounds=rounds, id="r")
+    run = SimpleNamespace(replicas=dict.fromkeys(range(9), replica), of_rounds=rounds, id="r")
     return cast(RoundView, SimpleNamespace(rounds=rounds, run=run))
 
 

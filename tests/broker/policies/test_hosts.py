@@ -61,7 +61,7 @@ class Hosts:
         versions = SimpleNamespace(round=0, liars=set(), inside=[])
         rounds = SimpleNamespace(work=work, versions=versions, homes=None, lines=self.lines)
         replicas = [self._replica(n, n not in without) for n in range(HOSTS)]
-        self.run = cast(RunRecord, SimpleNamespace(replicas=replicas, rounds=rounds, id="r"))
+        self.run = cast(RunRecord, SimpleNamespace(replicas=replicas, of_rounds=rounds, id="r"))
         self.view = RoundView(self.run, cast(Any, None), links, Disputes())
         order = cohort_of(HOSTS, SEED, 0, range(HOSTS))
         for place, client in enumerate(order):

@@ -20,7 +20,7 @@ from shoal.net.blobs.client import BlobTransferError
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import PartyRole
 from shoal.peer.blobs import sharing
-from shoal.proto.broker_pb2 import BlobPiece, BlobRange, RunEvent, WatchRequest
+from shoal.proto.broker_pb2 import BlobPiece, BlobRange, RunEvent, Submitted, WatchRequest
 from shoal.proto.broker_pb2_grpc import BlobsStub, RunsStub
 from shoal.proto.common_pb2 import BlobRef
 from shoal.tests.broker.conftest import make_spec
@@ -58,7 +58,7 @@ async def came(call: grpc.aio.UnaryStreamCall) -> int:
 
 async def submitted(broker: Broker, events: int) -> str:
     """A run of ann's in which so much has happened."""
-    await broker.shell.ask(lambda request: RunSubmitted(request, make_spec(), "ann"))
+    await broker.shell.ask(lambda request: RunSubmitted(request, make_spec(), "ann"), Submitted)
     (run,) = broker.shell.machine.runs.values()
     for _ in range(events):
         run.record.history.add(RunEvent(note="something"))

@@ -29,6 +29,7 @@ from shoal.proto.broker_pb2 import (
     Hello,
     PeerMessage,
     Profile,
+    Submitted,
     WatchRequest,
 )
 from shoal.proto.broker_pb2_grpc import AttachStub, BlobsStub, RunsStub
@@ -104,7 +105,9 @@ async def test_one_who_watches_more_than_its_share_is_refused_and_others_watch(
     monkeypatch.setitem(CALLS, "Runs.Watch", CallLimit(of_one=3))
     async with running() as broker:
         for who in ("ann", "bob"):
-            await broker.shell.ask(lambda request, who=who: RunSubmitted(request, make_spec(), who))
+            await broker.shell.ask(
+                lambda request, who=who: RunSubmitted(request, make_spec(), who), Submitted
+            )
         run, bobs = broker.shell.machine.runs
         async with (
             channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs,

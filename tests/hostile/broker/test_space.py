@@ -79,7 +79,7 @@ async def test_a_spec_that_is_larger_than_any_honest_one_is_refused_and_leaves_n
         resumed.resumed.job = long.job
         code, why = await status(runs.Submit(resumed))
         assert (code, "the job of the checkpoint of" in why) == ("INVALID_ARGUMENT", True)
-        assert found._journal.size_bytes < 10_000
+        assert found.shell._journal.size_bytes < 10_000
         assert (await runs.Submit(spec(blob))).run
 
 
@@ -140,7 +140,7 @@ async def test_a_full_disk_is_waited_for_and_what_was_decided_is_told_then(
 ):
     """SQLite refuses pages beyond a number, as it does when the disk has none."""
     async with broker(tmp_path) as found, submitter(found) as (runs, blob):
-        db = found._journal._db
+        db = found.shell._journal._db
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         pages = db.execute("PRAGMA page_count").fetchone()[0]
         db.execute(f"PRAGMA max_page_count = {pages + 1}")
@@ -169,7 +169,7 @@ async def test_a_broker_that_waits_too_long_for_a_full_disk_ends_and_goes_on_whe
     monkeypatch.setattr(barriers, "AGAIN_S", 0.01)
     async with broker(tmp_path) as found, submitter(found) as (runs, blob):
         run = (await runs.Submit(spec(blob, MIB))).run
-        db = found._journal._db
+        db = found.shell._journal._db
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         db.execute("PRAGMA max_page_count = 1")
         lost = asyncio.ensure_future(status(runs.Submit(spec(blob, MIB))))

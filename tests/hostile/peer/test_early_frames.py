@@ -98,7 +98,7 @@ async def test_a_member_that_ignores_its_credit_gains_no_place_by_coming_again()
             a.events.clear()
             a.transport.dial("b", broker.address, life)
             await a.heard(LinkUp)
-            a.transport._board._links["b"]._outbox.credit(Role.ROUND, 1 << 30)
+            a.transport.board._links["b"]._outbox.credit(Role.ROUND, 1 << 30)
             for _ in range(2 * slots):
                 number += 1
                 key = FrameKey("r", 1, 10**9, Role.ROUND, 0, number, "0-4", "a", "b")

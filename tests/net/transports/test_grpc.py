@@ -25,7 +25,7 @@ async def test_one_who_stops_reading_stops_his_sender_and_nobody_else(grpc_world
     for m in range(20):
         a.send("c", 200_000, ACT, m)
     await world.until(lambda: len(c.arrived) == 20)
-    frame = a.transport._board.link("b")._outbox._lanes[SNAP].queue[0]
+    frame = a.transport.board.link("b")._outbox._lanes[SNAP].queue[0]
     taken = frame.sent
     for m in range(20, 60):
         a.send("c", 200_000, ACT, m)
@@ -69,7 +69,7 @@ async def test_the_transport_leaves_no_task_behind():
         await server.start()
         b.expect("a")
         up = asyncio.Event()
-        a._board._on_event = lambda event: up.set()
+        a.board._on_event = lambda event: up.set()
         a.dial("b", f"127.0.0.1:{port}", 1)
         a.dial("nobody", "127.0.0.1:9", 1)
         await up.wait()

@@ -164,7 +164,7 @@ def test_needs_can_be_limited_to_the_tensors_that_a_stage_reads(arrays):
     read = reader(manifest, paths)
     (mine,) = read.needs(0, [0, 1], 4, names=["y"])
     assert mine == next(s.hash for s in manifest.shards if s.column == "y")
-    assert set(read.batch(0, 0, 4, names=["y"])) == {"y"}
+    assert set(read.samples(read.sampler.train(0, 0, 4), names=["y"])) == {"y"}
 
 
 def test_the_standard_library_is_text_on_every_machine(tmp_path):

@@ -48,6 +48,6 @@ async def test_two_workers_measure_their_link_and_hang_up(tmp_path: Path) -> Non
         while any(len(worker.machine.probes) for worker in workers):
             await stub.Describe(broker_pb2.DescribeRequest())
         for worker in workers:
-            assert "0 of 0 links" in repr(worker.links.transport._board), "nothing stays dialled"
+            assert "0 of 0 links" in repr(worker.links.transport.board), "nothing stays dialled"
             worker.stop(now=True)
         assert await asyncio.gather(*ends) == [0, 0]
