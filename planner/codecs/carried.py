@@ -29,7 +29,7 @@ from ...dag.plan.plan import CodecChoice, Plan
 from ...dag.plan.report import NO_REPORT, CodecUse, Prediction
 from ..base.interface import CODED_ROLES
 from ..cost.cost_model import CostModel
-from ..cost.predicted import predicted, pure_shares
+from ..cost.predicted import predicted
 from .carried_rows import rows_of, used
 from .codec_table import cost_of
 
@@ -328,12 +328,9 @@ class CodedStepCost:
         return predicted(
             self.estimate(choice),
             {o.peer: o for o in self.offers},
-            pure=pure_shares(
-                self.program.owner,
-                self.judge.bare_seconds(self.structure, self.peers),
-                seconds,
-                len(peers),
-            ),
+            owner=self.program.owner,
+            bare=self.judge.bare_seconds(self.structure, self.peers),
+            seconds=seconds,
             device_bytes=[known[p].device_bytes + states[i] for i, p in enumerate(peers)],
             host_bytes=[known[p].host_bytes for p in peers],
             alternatives=self.dense.alternatives,

@@ -27,13 +27,13 @@ from ...dag.cost.speed import FLOPS_PER_BYTE
 from ...dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ...dag.plan.cut import Cutter, Stage, tied_groups
 from ...dag.plan.plan import PeerId, Plan, StageExchange
-from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
+from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Prediction, Spare
 from ...dag.plan.strategies import parse_strategy
 from ...dag.schedule.schedule import with_visits
 from ..base.interface import PlanRequest
-from .candidate import Candidate, StageShare, to_plan
+from .candidate import Candidate, to_plan
 from .partition import IntervalMemory, OperatorChain
-from .predicted import predicted, pure_shares
+from .predicted import predicted
 from .structure import Structure, Wiring, units, wiring_key
 
 __all__ = ["CostModel", "Structure"]
@@ -91,11 +91,7 @@ class CostModel:
         """Return it with its peers numbered in their order: equal ones have one structure."""
         place = {p: i for i, p in enumerate(candidate.peers)}
         return replace(
-            candidate,
-            pipelines=tuple(
-                tuple(StageShare(place[s.peer], s.start, s.stop, s.recompute) for s in p)
-                for p in candidate.pipelines
-            ),
+            candidate.with_peers(place),
             sums=tuple(
                 replace(
                     s,
@@ -262,19 +258,21 @@ class CostModel:
         if not self.fits(candidate):
             return float("inf")
         self.judged += 1
-        peers = list(candidate.peers)
+        return self.step_s(self.structure(candidate), list(candidate.peers))
+
+    def step_s(self, structure: Structure, peers: list[int]) -> float:
+        """The duration of a step of a structure with these peers, by number."""
         if self.hosts(peers) is None:
-            step_s, exact = self._unshared(candidate, peers)
+            step_s, exact = self._unshared(structure, peers)
             if exact:
                 return step_s
-        return self._play(candidate)[1].step_s
+        return self._played(structure, peers).step_s
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of `seconds`, memory left out: nothing is shared. Often equal to it."""
-        return self._unshared(candidate, list(candidate.peers))[0]
+        return self._unshared(self.structure(candidate), list(candidate.peers))[0]
 
-    def _unshared(self, candidate: Candidate, peers: list[int]) -> tuple[float, bool]:
-        structure = self.structure(candidate)
+    def _unshared(self, structure: Structure, peers: list[int]) -> tuple[float, bool]:
         seconds = structure.seconds(self.per_unit[peers])
         return structure.wiring.unshared.step_s(
             structure.size_bytes, seconds, self.network, peers, self.rates
@@ -301,14 +299,12 @@ class CostModel:
     def play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         """The event calculation, whether or not it fits."""
         self.judged += 1
-        return self._play(candidate)
-
-    def _play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         structure = self.structure(candidate)
-        peers = list(candidate.peers)
+        return structure, self._played(structure, list(candidate.peers))
+
+    def _played(self, structure: Structure, peers: list[int]) -> Timeline:
         seconds = structure.seconds(self.per_unit[peers])
-        part = self.network.part(peers)
-        return structure, play(structure.program, seconds, part, self.hosts(peers))
+        return play(structure.program, seconds, self.network.part(peers), self.hosts(peers))
 
     def hosts(self, peers: Sequence[int]) -> Hosts | None:
         """Machines that several of the peers share; None: there is none.
@@ -367,10 +363,15 @@ class CostModel:
     def estimate(self, candidate: Candidate) -> StepEstimate:
         """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
         if self._last is None or self._last[0] != candidate:
-            structure, played = self.play(candidate)
-            part = self.network.part(list(candidate.peers))
-            self._last = candidate, summarize(structure.program, played, part)
+            self.judged += 1
+            found = self.estimated(self.structure(candidate), list(candidate.peers))
+            self._last = candidate, found
         return self._last[1]
+
+    def estimated(self, structure: Structure, peers: list[int]) -> StepEstimate:
+        """The step of a structure with these peers, by number; in the names of its plan."""
+        played = self._played(structure, peers)
+        return summarize(structure.program, played, self.network.part(peers))
 
     def bare_seconds(self, structure: Structure, peers: Sequence[int]) -> list[float]:
         """The duration of every action, without what frames cost."""
@@ -386,34 +387,12 @@ class CostModel:
         alternatives: Sequence[Alternative] = (),
     ) -> PlanWithReport:
         """The plan of a candidate with what it is expected to cost."""
-        request, peers = self.request, candidate.peers
-        device = self.device_bytes(candidate)
         structure = self.structure(candidate)
-        edge = [0] * len(peers)
-        for k, slot in enumerate(structure.plan.stages):
-            crossing = self.chain.crossing_bytes
-            for i, p in enumerate(structure.program.peers):
-                live = structure.peak_live.get((i, k), 0)
-                if p in slot.holders:
-                    edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
-        prediction = predicted(
-            self.estimate(candidate),
-            {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)},
-            pure=pure_shares(
-                structure.program.owner,
-                self.bare_seconds(structure, peers),
-                structure.seconds(self.per_unit[list(peers)]),
-                len(peers),
-            ),
-            device_bytes=[device[p] for p in peers],
-            host_bytes=edge,
-            alternatives=alternatives,
-        )
         plan = self.bare_plan(
             candidate,
             [o.peer for o in self.offers],
-            evaluation_microbatches=request.evaluation_microbatches,
-            head_parts=request.head_parts,
+            evaluation_microbatches=self.request.evaluation_microbatches,
+            head_parts=self.request.head_parts,
         )
         plan = with_visits(plan, structure.stages, structure.wiring.visits)
         shared = any(len(s.holders) > 1 for s in plan.stages)
@@ -423,4 +402,31 @@ class CostModel:
                 "share no peer, and a model that does not weigh its losses"
             )
             reasons = (*reasons, why)
-        return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
+        expected = self.prediction(
+            structure, list(candidate.peers), self.estimate(candidate), alternatives
+        )
+        return PlanWithReport(plan, PlanReport(expected, tuple(reasons), tuple(spares)))
+
+    def prediction(
+        self,
+        structure: Structure,
+        peers: list[int],
+        estimate: StepEstimate,
+        alternatives: Sequence[Alternative],
+    ) -> Prediction:
+        """What is expected of a structure with these peers, by number. `estimate`: of its step."""
+        edge, crossing = [0] * len(peers), self.chain.crossing_bytes
+        for (i, k), live in structure.peak_live.items():
+            slot = structure.plan.stages[k]
+            edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
+        offers = (self.offers[p] for p in peers)
+        return predicted(
+            estimate,
+            dict(zip(structure.program.peers, offers, strict=True)),
+            owner=structure.program.owner,
+            bare=self.bare_seconds(structure, peers),
+            seconds=structure.seconds(self.per_unit[peers]),
+            device_bytes=self._bytes(structure),
+            host_bytes=edge,
+            alternatives=alternatives,
+        )

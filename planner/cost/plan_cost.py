@@ -14,9 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.cost.estimate import summarize
 from ...dag.cost.pace import VISIT_CALLS
-from ...dag.cost.play import play
 from ...dag.cost.program import FRAME_BYTES
 from ...dag.cost.speed import Work
 from ...dag.plan.action import Action, Kind
@@ -27,7 +25,6 @@ from ...dag.plan.routes import crossings
 from ...dag.schedule.orders.list_scheduler import Visited
 from ...dag.schedule.orders.schedules import ZERO_BUBBLE
 from .cost_model import CostModel, Structure
-from .predicted import predicted, pure_shares
 
 __all__ = ["RouteSeconds", "plan_report", "plan_seconds"]
 
@@ -132,15 +129,7 @@ def plan_seconds(judge: CostModel, plan: Plan) -> float:
     needed = judge.plan_bytes(plan)
     if any(size > offers[p].device_memory_bytes for p, size in needed.items()):
         return float("inf")
-    peers, structure, seconds = _timed(judge, plan)
-    hosts = judge.hosts(peers)
-    if hosts is None:
-        step_s, exact = structure.wiring.unshared.step_s(
-            structure.size_bytes, seconds, judge.network, peers, judge.rates
-        )
-        if exact:
-            return step_s
-    return play(structure.program, seconds, judge.network.part(peers), hosts).step_s
+    return judge.step_s(*_without_evaluations(judge, plan))
 
 
 def plan_report(
@@ -152,30 +141,14 @@ def plan_report(
     alternatives: Sequence[Alternative] = (),
 ) -> PlanWithReport:
     """A listed plan with what it is expected to cost. Raises PlanError."""
-    peers, structure, seconds = _timed(judge, plan)
-    network, device = judge.network.part(peers), judge.plan_bytes(plan)
-    played = play(structure.program, seconds, network, judge.hosts(peers))
-    crossing, edge = judge.chain.crossing_bytes, [0] * len(peers)
-    for (i, k), live in structure.peak_live.items():
-        slot = plan.stages[k]
-        edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
-    prediction = predicted(
-        summarize(structure.program, played, network),
-        {p: judge.offers[i] for p, i in zip(plan.peers, peers, strict=True)},
-        pure=pure_shares(
-            structure.program.owner, judge.bare_seconds(structure, peers), seconds, len(peers)
-        ),
-        device_bytes=[device[p] for p in plan.peers],
-        host_bytes=edge,
-        alternatives=alternatives,
-    )
+    structure, peers = _without_evaluations(judge, plan)
+    estimate = judge.estimated(structure, peers)
+    prediction = judge.prediction(structure, peers, estimate, alternatives)
     return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
 
 
-def _timed(judge: CostModel, plan: Plan) -> tuple[list[int], Structure, list[float]]:
-    """The peers of a plan among the judge's offers, and its actions with their seconds, without
-    those of evaluations."""
+def _without_evaluations(judge: CostModel, plan: Plan) -> tuple[Structure, list[int]]:
+    """A plan as the judge knows it, and its peers among the judge's offers."""
     place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in plan.peers]
     structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
-    return peers, structure, structure.seconds(judge.per_unit[peers])
+    return structure, [place[p] for p in plan.peers]

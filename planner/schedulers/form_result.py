@@ -173,13 +173,7 @@ def _reasons(
         )
     again = [s for p in candidate.pipelines for s in p if s.recompute]
     if again and judge.request.options.recompute is None:
-        plain = replace(
-            candidate,
-            pipelines=tuple(
-                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
-            ),
-        )
-        without = judge.seconds(plain)
+        without = judge.seconds(candidate.recomputing(False))
         found.append(
             f"{len(again)} shares compute their forward again: "
             + (

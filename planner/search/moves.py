@@ -224,10 +224,7 @@ def recompute_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candid
     shares = [s for p in candidate.pipelines for s in p]
     for value in (False, True):
         if any(s.recompute is not value for s in shares):
-            pipelines = tuple(
-                tuple(replace(s, recompute=value) for s in p) for p in candidate.pipelines
-            )
-            yield replace(candidate, pipelines=pipelines)
+            yield candidate.recomputing(value)
     if len(shares) > MOST_SHARES:
         return
     for p, pipeline in enumerate(candidate.pipelines):

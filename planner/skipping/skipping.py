@@ -26,6 +26,7 @@ from ...job.words import count_of, size_text, some_of
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import plan_report, plan_seconds
+from ..cost.shortage import recomputes
 from .layouts import StageLayout, circles, refuse_impossible_routes, rows, window
 from .route_plans import RoutedPlan, best_over, even_routes, found_circle
 
@@ -112,7 +113,7 @@ def _searched(
                 hint = "lower train.microbatch, or change plan.skip or plan.stages"
                 refused.append(f"plan.skip: {why}; {hint}")
                 continue
-            for again in _recompute(request):
+            for again in recomputes(judge):
                 try:
                     found = best_over(
                         judge, layout, routes, reorder=request.options.reorder, recompute=again
@@ -132,11 +133,6 @@ def _searched(
 
 def _key(found: RoutedPlan, share: float) -> tuple[bool, float]:
     return found.layout.share < CLOSE * share, found.seconds
-
-
-def _recompute(request: PlanRequest) -> Sequence[bool]:
-    again = request.options.recompute
-    return (False, True) if again is None else (again,)
 
 
 def _too_few(judge: CostModel, layout: StageLayout) -> str:
