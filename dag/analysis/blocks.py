@@ -144,11 +144,9 @@ class _Finder:
             dtype=np.int64,
         )
         self._trains = [any(v.startswith("param:") for v in op.reads) for op in graph.operators]
-        last = {value: len(graph.operators) for value in graph.results}
-        for i, op in reversed(list(enumerate(graph.operators))):
-            for value in op.reads:
-                last.setdefault(value, i)
-        self._last = last  # the last operator that reads a value
+        self._last = {value: at[-1] for value, at in graph.readers.items()}
+        """The last operator that reads a value."""
+        self._last |= dict.fromkeys(graph.results, len(graph.operators))
 
     def runs(self, low: int, high: int) -> Iterator[_Run]:
         """Disjoint runs within [low, high), in order."""

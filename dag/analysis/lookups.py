@@ -207,7 +207,7 @@ def lookups_of(op: Operator, specs: Mapping[str, TensorSpec]) -> Iterator[Lookup
     elif op.target == "shoal.int8_embedding.default" and table:
         yield from at(args[2], table[0])
     elif op.target in _CLASSES and table:
-        ignored = args[4] if len(args) > 4 else dict(op.kwargs).get("ignore_index", -100)
+        ignored = op.arg(4, "ignore_index", -100)
         if isinstance(ignored, int):
             yield from at(args[1], table[1 if len(table) > 1 else 0], ignored=ignored)
     elif op.target in _ALONG and table and isinstance(args[1], int):

@@ -26,12 +26,12 @@ from torch._export.utils import _compiling_state_context
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..ir.capture_errors import CaptureError, first_line, place_of, refused, text_of
+from ..ir.capture_errors import CaptureError, first_line, place_at, place_of, refused, text_of
 from .export import bare, forward_of
 from .modes import in_mode, with_tensors
 from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
-from .torch_calls import Call, CallTrace, TorchCalls, place_at, same_identity, unlike
+from .torch_calls import Call, CallTrace, TorchCalls, same_identity, unlike
 
 __all__ = ["NONE_ALONE", "PROOF_S", "Alone", "Forward", "Late", "Proved", "prove"]
 

@@ -30,6 +30,7 @@ __all__ = [
     "is_own_file",
     "line_of",
     "misfit",
+    "place_at",
     "place_of",
     "refused",
     "text_of",
@@ -130,10 +131,14 @@ def user_frame() -> tuple[str, int] | None:
     return None
 
 
+def place_at(at: tuple[str, int] | None) -> Place | None:
+    """A line with its text."""
+    return None if at is None else (*at, linecache.getline(*at).strip())
+
+
 def user_place() -> Place | None:
-    """Return that line with its text."""
-    found = user_frame()
-    return None if found is None else (*found, linecache.getline(*found).strip())
+    """Return the line of `user_frame` with its text."""
+    return place_at(user_frame())
 
 
 def line_of(node: Node) -> str:
@@ -143,7 +148,7 @@ def line_of(node: Node) -> str:
         return str(noted)
     for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', _trace(node))):
         if _is_users(file):
-            return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
+            return text_of(place_at((file, int(line))))
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return f"module {stack[-1][0].removeprefix('module.')!r}" if stack else text_of(None)
 

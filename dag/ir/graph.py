@@ -209,6 +209,10 @@ class Operator:
         found += [v for _, a in self.kwargs for v in refs(a)]
         return tuple(dict.fromkeys(found))
 
+    def arg(self, index: int, name: str, default: Arg = None) -> Any:
+        """Return the argument at a place, or that keyword."""
+        return self.args[index] if index < len(self.args) else dict(self.kwargs).get(name, default)
+
     def mapped(self, change: Callable[[Arg], Arg]) -> Operator:
         """The operator with `change` applied to every leaf of its arguments."""
         args = tuple(map_arg(a, change) for a in self.args)
@@ -327,6 +331,16 @@ class Graph:
     def producer(self) -> dict[str, int]:
         """Index of the operator that makes each value."""
         return {v: i for i, op in enumerate(self.operators) for v in op.values}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Indices of the operators that read each value, ascending; what is read first comes
+        first."""
+        found: dict[str, list[int]] = {}
+        for i, op in enumerate(self.operators):
+            for value in op.reads:
+                found.setdefault(value, []).append(i)
+        return found
 
     @cached_property
     def spec(self) -> dict[str, TensorSpec]:

@@ -75,10 +75,9 @@ def _judged(graph: Graph) -> tuple[str, str]:
         raise GraphError(f"the model weighs its losses by {graph.weight}: expected a plain mean")
     (loss,) = losses
     plain = _PLAIN if loss.target == _LOSS else _PLAIN[:3]
-    names = ("weight", "reduction", "ignore_index", "label_smoothing")[: len(plain)]
-    given = dict(zip(names, plain, strict=True)) | dict(zip(names, loss.args[2:], strict=False))
-    given |= {k: v for k, v in loss.kwargs if k in names}
-    if tuple(given.values()) != plain:
+    names = ("weight", "reduction", "ignore_index", "label_smoothing")
+    given = zip(range(2, 2 + len(plain)), names, plain, strict=False)
+    if tuple(loss.arg(*one) for one in given) != plain:
         raise GraphError(
             "its cross entropy has class weights, a reduction, an ignored label or smoothing: "
             "expected a plain one"

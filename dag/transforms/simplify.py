@@ -20,11 +20,12 @@ def renamed(op: Operator, names: dict[str, str]) -> Operator:
 def _only_reshaped(graph: Graph) -> frozenset[str]:
     """Values that nothing but reshapes read. A reshape copies where it must, so a copy to
     contiguous memory before it says nothing (and depends on which attention kernel was traced)."""
-    readers: dict[str, set[str]] = {v: {"result"} for v in graph.results}
-    for op in graph.operators:
-        for value in op.reads:
-            readers.setdefault(value, set()).add(op.target)
-    return frozenset(v for v, by in readers.items() if by == {"aten.reshape.default"})
+    return frozenset(
+        value
+        for value, readers in graph.readers.items()
+        if value not in graph.results
+        and all(graph.operators[i].target == "aten.reshape.default" for i in readers)
+    )
 
 
 def _same_as(op: Operator, graph: Graph, only_reshaped: frozenset[str]) -> str | None:

@@ -286,7 +286,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         found, report = planner(request)
     except NoPlan:
         return PlanConsidered(ask.replica, ask.version, running_s)
-    seconds, _ = migration(
+    seconds = migration(
         ask.plan,
         found,
         request.graph,

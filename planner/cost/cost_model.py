@@ -266,7 +266,7 @@ class CostModel:
             step_s, exact = self._unshared(structure, peers)
             if exact:
                 return step_s
-        return self._played(structure, peers).step_s
+        return self.played(structure, peers).step_s
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of `seconds`, memory left out: nothing is shared. Often equal to it."""
@@ -300,9 +300,10 @@ class CostModel:
         """The event calculation, whether or not it fits."""
         self.judged += 1
         structure = self.structure(candidate)
-        return structure, self._played(structure, list(candidate.peers))
+        return structure, self.played(structure, list(candidate.peers))
 
-    def _played(self, structure: Structure, peers: list[int]) -> Timeline:
+    def played(self, structure: Structure, peers: list[int]) -> Timeline:
+        """The event calculation of a structure with these peers, by number."""
         seconds = structure.seconds(self.per_unit[peers])
         return play(structure.program, seconds, self.network.part(peers), self.hosts(peers))
 
@@ -363,15 +364,10 @@ class CostModel:
     def estimate(self, candidate: Candidate) -> StepEstimate:
         """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
         if self._last is None or self._last[0] != candidate:
-            self.judged += 1
-            found = self.estimated(self.structure(candidate), list(candidate.peers))
-            self._last = candidate, found
+            structure, played = self.play(candidate)
+            part = self.network.part(list(candidate.peers))
+            self._last = candidate, summarize(structure.program, played, part)
         return self._last[1]
-
-    def estimated(self, structure: Structure, peers: list[int]) -> StepEstimate:
-        """The step of a structure with these peers, by number; in the names of its plan."""
-        played = self._played(structure, peers)
-        return summarize(structure.program, played, self.network.part(peers))
 
     def bare_seconds(self, structure: Structure, peers: Sequence[int]) -> list[float]:
         """The duration of every action, without what frames cost."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...dag.cost.estimate import summarize
 from ...dag.cost.pace import VISIT_CALLS
 from ...dag.cost.program import FRAME_BYTES
 from ...dag.cost.speed import Work
@@ -142,7 +143,8 @@ def plan_report(
 ) -> PlanWithReport:
     """A listed plan with what it is expected to cost. Raises PlanError."""
     structure, peers = _without_evaluations(judge, plan)
-    estimate = judge.estimated(structure, peers)
+    played, part = judge.played(structure, peers), judge.network.part(peers)
+    estimate = summarize(structure.program, played, part)
     prediction = judge.prediction(structure, peers, estimate, alternatives)
     return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
 

@@ -215,7 +215,7 @@ class Structure:
         totals: IntervalWork,
         optimizer_slots: int,
     ) -> None:
-        self.plan, self.stages, self.tied, self.wiring = plan, stages, tied, wiring
+        self.plan, self.stages, self.wiring = plan, stages, wiring
         vectors = Vectors(plan, stages, tied, graph)
         self.vectors = vectors
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,8 +55,6 @@ class RoutedPlan:
     plan: Plan
     seconds: float
     layout: StageLayout
-    most: int = 0
-    """Microbatches that a stage keeps at once, at most."""
 
 
 def rules_of(layout: StageLayout, *, reorder: bool, memory: int) -> RouteRules:
@@ -141,19 +139,16 @@ def even_routes(judge: CostModel, layout: StageLayout, *, reorder: bool) -> list
     ]
 
 
+@dataclass
 class _Bettered:
     """Changes routes as long as the list scheduler's step becomes shorter."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Sequence[Stage],
-        times: RouteSeconds,
-        bounds: Bounds | None,
-        rules: RouteRules,
-    ) -> None:
-        self.plan, self.stages, self.times, self.bounds = plan, stages, times, bounds
-        self.rules, self.rng = rules, random.Random(0)
+    plan: Plan
+    stages: Sequence[Stage]
+    times: RouteSeconds
+    bounds: Bounds | None
+    rules: RouteRules
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self) -> tuple[Route, ...]:
         routes = list(self.plan.routes)
@@ -275,11 +270,11 @@ def best_over(
         found = with_full_steps(judge, found, stages, most)
         seconds = plan_seconds(judge, found)
         if seconds < best.seconds:
-            best = RoutedPlan(found, seconds, layout, most)
+            best = RoutedPlan(found, seconds, layout)
     if best.seconds == float("inf"):  # the least that a stage keeps
         _, _, found, most = min(listed.values(), key=lambda x: x[3])
         found = with_full_steps(judge, found, stages, most)
-        best = RoutedPlan(found, plan_seconds(judge, found), layout, most)
+        best = RoutedPlan(found, plan_seconds(judge, found), layout)
     return best
 
 
