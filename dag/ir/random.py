@@ -291,13 +291,10 @@ def rounded(x: Tensor, first: int, *, key: int) -> Tensor:
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    "dropout": dropout,
-    "feature_dropout": feature_dropout,
-    "attention": attention,
-    "bernoulli": bernoulli,
-    "bernoulli_like": bernoulli_like,
-    "rand": rand,
-    "randn": randn,
-    "exponential": exponential,
+    made.__name__: made
+    for made in (
+        *(dropout, feature_dropout, attention, bernoulli, bernoulli_like),
+        *(rand, randn, exponential),
+    )
 }
 """The functions behind `shoal.NAME.default`."""

@@ -160,17 +160,10 @@ TRAITS: Mapping[Kind, KindTraits] = {
         by_itself=True,
     ),
     Kind.EVALUATE: KindTraits("visit", "evaluate", "forward", number=2),
-    Kind.GIVE: KindTraits("exchange"),
-    Kind.REDUCE: KindTraits("exchange"),
-    Kind.RELAY: KindTraits("exchange"),
-    Kind.TAKE: KindTraits("exchange"),
+    **dict.fromkeys((Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE), KindTraits("exchange")),
     Kind.UPDATE: KindTraits("step", "update"),
-    Kind.CONTRIBUTE: KindTraits("round"),
-    Kind.EXCHANGE: KindTraits("round"),
-    Kind.UNMASK: KindTraits("round"),
-    Kind.APPLY: KindTraits("round"),
-    Kind.SHOW: KindTraits("round"),
-    Kind.LAND: KindTraits("round"),
+    **dict.fromkeys((Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.UNMASK), KindTraits("round")),
+    **dict.fromkeys((Kind.APPLY, Kind.SHOW, Kind.LAND), KindTraits("round")),
 }
 """The table of actions. Lists, their checker, costs, memory, traces, reports and faults ask it;
 beside it stand only the wiring (`dag/schedule/flow.py`), and what a device and a ghost do for an

@@ -19,7 +19,7 @@ from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
-from ...job.words import WRONG_CHOICE, some_of
+from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Formation, OperatorSpan, PlannedRow, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
@@ -137,7 +137,7 @@ def _compared(request: PlanRequest) -> list[Alternative]:
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
                 f"{one.microbatches} microbatches one after another",
-                f"{_microbatches(one.microbatches)} of {one.microbatch_size}",
+                f"{count_of(one.microbatches, 'microbatch')} of {one.microbatch_size}",
             )
             found = replace(found, text=text)
             known = best.setdefault(found.name, found)
@@ -146,10 +146,6 @@ def _compared(request: PlanRequest) -> list[Alternative]:
         if not any(a.step_s for a in best.values()):
             break
     return list(best.values())
-
-
-def _microbatches(count: int) -> str:
-    return f"{count} microbatch{'' if count == 1 else 'es'}"
 
 
 def _verdict(made: PlanWithReport) -> list[str]:

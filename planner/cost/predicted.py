@@ -9,7 +9,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.plan.report import Alternative, CodecUse, LinkPrediction, PeerPrediction, Prediction
 from ..base.interface import PeerOffer
 
-__all__ = ["predicted"]
+__all__ = ["predicted", "seconds_text"]
 
 
 def predicted(
@@ -64,3 +64,8 @@ def predicted(
         ),
         tuple(alternatives),
     )
+
+
+def seconds_text(seconds: float) -> str:
+    """For people, such as "12 s" or "12 ms"."""
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"

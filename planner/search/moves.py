@@ -57,20 +57,15 @@ def chain_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> I
     used = set(candidate.peers)
     free = next((p for p in range(len(judge.offers)) if p not in used), None)
     for p, pipeline in enumerate(candidate.pipelines):
-        for other in _shifts(judge, pipeline):
-            yield with_pipeline(candidate, p, other)
+        moves = [_shifts(judge, pipeline)]
         if space.stages is None:
-            for other in _removals(pipeline):
-                yield with_pipeline(candidate, p, other)
+            moves.append(_removals(pipeline))
             if free is not None:
-                for other in _insertions(judge, pipeline, free):
-                    yield with_pipeline(candidate, p, other)
-        if space.repeats and space.stages is None:
-            for other in _loans(judge, pipeline, free):
-                yield with_pipeline(candidate, p, other)
-        if space.repeats and len(pipeline) > 1 and space.stages is None:
-            for other in _returns(judge, pipeline):
-                yield with_pipeline(candidate, p, other)
+                moves.append(_insertions(judge, pipeline, free))
+            if space.repeats:
+                moves += [_loans(judge, pipeline, free), _returns(judge, pipeline)]
+        for other in itertools.chain(*moves):
+            yield with_pipeline(candidate, p, other)
 
 
 def exchange_moves(
@@ -93,9 +88,8 @@ def exchange_moves(
     for i in range(len(first) - 1):
         left, right = first[i], first[i + 1]
         if left.peer == right.peer:
-            yield with_pipeline(
-                candidate, 0, (*first[:i], replace(left, stop=right.stop), *first[i + 2 :])
-            )
+            whole = replace(left, stop=right.stop)
+            yield with_pipeline(candidate, 0, (*first[:i], whole, *first[i + 2 :]))
             for at in ((left.start + left.stop) // 2, (right.start + right.stop) // 2):
                 if left.start < at < right.stop and at != left.stop:
                     moved = replace(left, stop=at), replace(right, start=at)
@@ -110,12 +104,8 @@ def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
         while reach < max(2, judge.operators // 2):
             for at in (left.stop - reach, left.stop + reach):
                 if left.start < at < right.stop:
-                    yield (
-                        *pipeline[:i],
-                        replace(left, stop=at),
-                        replace(right, start=at),
-                        *pipeline[i + 2 :],
-                    )
+                    both = replace(left, stop=at), replace(right, start=at)
+                    yield (*pipeline[:i], *both, *pipeline[i + 2 :])
             reach *= 2
     # One more operator for share i, one less for share j, and all cuts between move along.
     for i, j in itertools.permutations(range(len(pipeline)), 2):
@@ -134,22 +124,15 @@ def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
 def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
     for i, share in enumerate(pipeline):
         if i > 0:
-            yield joined(
-                (*pipeline[: i - 1], replace(pipeline[i - 1], stop=share.stop), *pipeline[i + 1 :])
-            )
+            before = replace(pipeline[i - 1], stop=share.stop)
+            yield joined((*pipeline[: i - 1], before, *pipeline[i + 1 :]))
         if i + 1 < len(pipeline):
             after = replace(pipeline[i + 1], start=share.start)
             yield joined((*pipeline[:i], after, *pipeline[i + 2 :]))
         if 0 < i < len(pipeline) - 1 and share.stop - share.start > 1:
             middle = (share.start + share.stop) // 2
-            yield joined(
-                (
-                    *pipeline[: i - 1],
-                    replace(pipeline[i - 1], stop=middle),
-                    replace(pipeline[i + 1], start=middle),
-                    *pipeline[i + 2 :],
-                )
-            )
+            ends = replace(pipeline[i - 1], stop=middle), replace(pipeline[i + 1], start=middle)
+            yield joined((*pipeline[: i - 1], *ends, *pipeline[i + 2 :]))
 
 
 def joined(shares: Sequence[StageShare]) -> Pipeline:

@@ -12,6 +12,7 @@ from ...dag.plan.report import Spare
 from ...job.words import size_text
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.predicted import seconds_text
 from ..cost.rows import RowBuilder
 from .moves import with_pipeline
 from .search import weight
@@ -76,7 +77,8 @@ def _why_spare(
     more = with_it - seconds
     if more <= 1e-6 * seconds:
         return f"adds nothing: {hang}"
-    return f"it would add {_time(more)} to the step's {_time(seconds)}{_what(judge, best, peer)}"
+    what = _what(judge, best, peer)
+    return f"it would add {seconds_text(more)} to the step's {seconds_text(seconds)}{what}"
 
 
 def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidate]:
@@ -117,9 +119,9 @@ def _hangs_on(judge: CostModel, best: Candidate) -> str:
     peers = best.peers
     a = judge.offers[peers[int(critical.peer[1:])]]
     if critical.destination is None:
-        return f"the step hangs on {a}, which computes for {_time(critical.seconds)} of it"
+        return f"the step hangs on {a}, which computes for {seconds_text(critical.seconds)} of it"
     b = judge.offers[peers[int(critical.destination[1:])]]
-    return f"the step hangs on the link {a} -> {b} for {_time(critical.seconds)}"
+    return f"the step hangs on the link {a} -> {b} for {seconds_text(critical.seconds)}"
 
 
 def _what(judge: CostModel, best: Candidate, peer: int) -> str:
@@ -142,10 +144,6 @@ def _what(judge: CostModel, best: Candidate, peer: int) -> str:
     if math.isfinite(own):
         return f": what it would take over must cross its link of {own / 1e6:.4g} MB/s"
     return ""
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 # ---------------------------------------------------------------- stages
@@ -171,6 +169,6 @@ def stage_reasons(judge: CostModel, best: Candidate) -> Iterator[str]:
             again = ", its forward computed again" if s.recompute else ""
             yield (
                 f"{describe_interval(graph, s.start, s.stop)} on {judge.offers[s.peer]}: "
-                f"{_time(each)} for each microbatch{again}, {size_text(device[s.peer])} of its "
-                f"{size_text(judge.offers[s.peer].device_memory_bytes)}"
+                f"{seconds_text(each)} for each microbatch{again}, {size_text(device[s.peer])} of "
+                f"its {size_text(judge.offers[s.peer].device_memory_bytes)}"
             )

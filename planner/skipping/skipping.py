@@ -253,7 +253,7 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     ways = Counter(plan.routes)
     for route, times in list(ways.items())[:6]:
         text = " -> ".join(f"{v.stage}@{names[v.peer]}" for v in route)
-        reasons.append(f"route of {times} microbatch{'es' if times > 1 else ''}: {text}")
+        reasons.append(f"route of {count_of(times, 'microbatch')}: {text}")
     if len(ways) > 6:
         reasons.append(f"and {len(ways) - 6} more routes")
     reasons += [*_copies(judge, plan), *describe_skippable(judge.request.graph)]
