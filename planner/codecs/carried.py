@@ -1,10 +1,6 @@
 """A plan's step with codecs on its links: what crosses, what that costs at both ends, how long the
 step takes.
 
-    carried = CodedStepCost(judge, plan)
-    carried.lanes                          what may be encoded, by link and role
-    carried.seconds({lane: "int8"})        of a step, by the judge's own calculation
-
 A lane is a directed pair of peers and a role, as in `dag/cost/program.py`, by its number there. On
 a GPU what encodes and decodes runs beside the compute, on a stream of its own: it delays the
 message only. On a CPU it takes the cores that compute, so it is work of the actions at its ends: it

@@ -1,10 +1,5 @@
 """What a candidate costs: the one judge of all planners.
 
-    judge = CostModel(request)
-    judge.seconds(candidate)      the event calculation (dag/cost/play.py); inf when it does not fit
-    judge.bound(candidate)        a lower bound of it, cheap
-    judge.plan(candidate, ...)    the plan with its report
-
 A candidate's structure (cuts, who shares a peer, microbatches, schedule) is compiled once and
 played for every choice of peers, so that a search over peers costs little.
 """

@@ -1,9 +1,4 @@
-"""What a plan costs whose routes no candidate has: some stages left out, others in another order.
-
-times = RouteSeconds(judge, plan)        seconds of visits and messages, for list scheduling
-plan_seconds(judge, plan)                of a step, by the judge's event calculation
-plan_report(judge, plan)                 the plan with what it is expected to cost
-"""
+"""What a plan costs whose routes no candidate has: stages left out, or in another order."""
 
 from __future__ import annotations
 

@@ -123,8 +123,7 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
                 for group, m in zip(order, live, strict=True)
             ]
             # Memory alone decides: nothing takes any time.
-            nothing = np.zeros((k, k))
-            free = Path(np.zeros((k, n)), lows, np.zeros(n), nothing, nothing, nothing)
+            free = Path.without_links(np.zeros((k, n)), lows, np.zeros(n))
             found = soonest_fill(free, np.inf)
             if found is None:
                 continue
