@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Arg, Graph, Operator, Ref, refs
+from ..ir.graph import Arg, Graph, Operator, Ref
 from ..ir.operators import takes_key
 
 __all__ = ["Block", "blocks", "describe_interval"]
@@ -228,8 +228,7 @@ class _Finder:
         edges = [
             inside.get(value) or outside.setdefault(value, len(outside))
             for op in self._operators[start:stop]
-            for arg in (*op.args, *(a for _, a in op.kwargs))
-            for value in refs(arg)
+            for value in op.mentions
         ]
         leaves = tuple(inside[v] for v in inside if self._last.get(v, -1) >= stop)
         return (tuple(edges), leaves)

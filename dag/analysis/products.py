@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ..ir.graph import Operator, Ref, TensorSpec, refs
+from ..ir.graph import Operator, Ref, TensorSpec
 
 __all__ = ["MIXES", "Sums", "sums"]
 
@@ -52,11 +52,10 @@ def sums(op: Operator, specs: Specs, weights: Collection[str]) -> Sums:
             found.setdefault(value, []).append((forward, backward))
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
         return {}  # with arguments that the operator itself would refuse
-    every = [v for a in (*op.args, *(a for _, a in op.kwargs)) for v in refs(a)]
     return {
         value: (min(f for f, _ in pairs), min(b for _, b in pairs))
         for value, pairs in found.items()
-        if every.count(value) == len(pairs)  # it comes in nowhere else
+        if op.mentions.count(value) == len(pairs)  # it comes in nowhere else
     }
 
 

@@ -50,7 +50,7 @@ class _Kept:
     """One thing that is put back. `read` gives what is compared, by identity or equality."""
 
     name: str
-    restore: Callable[[], None]
+    restore: Callable[[], object]
     numbers: Callable[[], list[Number]] = list
 
 

@@ -146,15 +146,12 @@ def line_of(node: Node) -> str:
     noted = (node.meta.get("custom") or {}).get(PLACE)
     if noted:
         return str(noted)
-    for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', _trace(node))):
+    trace = str(node.meta.get("stack_trace") or "")
+    for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', trace)):
         if _is_users(file):
             return text_of(place_at((file, int(line))))
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return f"module {stack[-1][0].removeprefix('module.')!r}" if stack else text_of(None)
-
-
-def _trace(node: Node) -> str:
-    return str(node.meta.get("stack_trace") or "")
 
 
 _HINTS: tuple[tuple[str, str, str], ...] = (

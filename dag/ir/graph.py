@@ -203,11 +203,14 @@ class Operator:
         return tuple(f"{self.name}.{i}" for i in range(len(self.outputs)))
 
     @property
+    def mentions(self) -> list[str]:
+        """Names of the values in its arguments, in order, repeated ones too."""
+        return [v for a in (*self.args, *(a for _, a in self.kwargs)) for v in refs(a)]
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Names of the values that it reads, each once, in order of first use."""
-        found = [v for a in self.args for v in refs(a)]
-        found += [v for _, a in self.kwargs for v in refs(a)]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(self.mentions))
 
     def arg(self, index: int, name: str, default: Arg = None) -> Any:
         """Return the argument at a place, or that keyword."""

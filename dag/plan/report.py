@@ -118,3 +118,8 @@ class PlanWithReport(NamedTuple):
 
     plan: Plan
     report: PlanReport = NO_REPORT
+
+    @property
+    def step_s(self) -> float:
+        """How long its planner expects a step to take."""
+        return self.report.predicted.step_s

@@ -263,7 +263,7 @@ def _told(
     round_, now, reasons = found.round, found.samples_per_s, list(found.reasons)
     others, kind = list(found.alternatives), "local"
     if beside.one is not None:
-        step_s = beside.one.report.predicted.step_s
+        step_s = beside.one.step_s
         rate = round_.batch / step_s if step_s else 0.0
         who = count_of(len(beside.one.plan.peers), "peer")
         text = f"{who}, equal weights after every step"

@@ -151,7 +151,7 @@ def _compared(request: PlanRequest) -> list[Alternative]:
 def _verdict(made: PlanWithReport) -> list[str]:
     """Whether a plan over this network is the right choice at all. Both sentences may hold: the
     first is about the same training, the second about another one."""
-    step, alternatives = made.report.predicted.step_s, made.report.predicted.alternatives
+    step, alternatives = made.step_s, made.report.predicted.alternatives
     faster = {a.name: a for a in alternatives if 0 < a.step_s < step * WORTH_SAYING}
     one, many = faster.get(ALONE), faster.get(REPLICAS)
     notes = []

@@ -78,8 +78,7 @@ class CodedStepCost:
         self, judge: CostModel, plan: Plan, dense: Prediction = NO_REPORT.predicted
     ) -> None:
         self.judge, self.plan, self.dense = judge, plan, dense
-        index = {o.peer: i for i, o in enumerate(judge.offers)}
-        self.peers = [index[p] for p in plan.peers]
+        self.peers = [judge.place[p] for p in plan.peers]
         self.offers = [judge.offers[i] for i in self.peers]
         self.structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
         self.wiring = self.structure.wiring

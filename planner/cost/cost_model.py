@@ -43,6 +43,8 @@ class CostModel:
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.offers = request.offers
+        self.place = {o.peer: i for i, o in enumerate(self.offers)}
+        """By peer, the number of its offer."""
         self.costs = request.costs
         self.operators = len(self.costs)
         self.totals = IntervalWork(self.costs)
@@ -381,7 +383,7 @@ class CostModel:
         structure = self.structure(candidate)
         plan = self.bare_plan(
             candidate,
-            [o.peer for o in self.offers],
+            [*self.place],
             evaluation_microbatches=self.request.evaluation_microbatches,
             head_parts=self.request.head_parts,
         )

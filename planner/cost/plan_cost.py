@@ -40,7 +40,7 @@ class RouteSeconds:
         """`peers`: their numbers among the judge's offers, if they go by other names; `whole`:
         stages with backwards as they are under zero bubble, too."""
         self._judge, self._plan, self._stages = judge, plan, stages
-        self._place = peers or {o.peer: i for i, o in enumerate(judge.offers)}
+        self._place = peers or judge.place
         self._whole = range(len(stages)) if plan.schedule != ZERO_BUBBLE else whole
         self._visits: dict[tuple[PeerId, Kind, int], float] = {}
         self._messages: dict[tuple[Visited, Visited], tuple[float, float]] = {}
@@ -146,6 +146,5 @@ def plan_report(
 
 def _without_evaluations(judge: CostModel, plan: Plan) -> tuple[Structure, list[int]]:
     """A plan as the judge knows it, and its peers among the judge's offers."""
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
     structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
-    return structure, [place[p] for p in plan.peers]
+    return structure, [judge.place[p] for p in plan.peers]

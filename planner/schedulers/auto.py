@@ -334,7 +334,6 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""
     request = judge.request
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
     found: dict[str, tuple[Candidate, float]] = {}
     everyone = min(len(request.offers), judge.operators)
     for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
@@ -344,9 +343,8 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
             plan, report = planner(request, judge)
         except NoPlan:
             continue
-        found[name] = from_plan(plan, place), report.predicted.step_s
+        found[name] = from_plan(plan, judge.place), report.predicted.step_s
     if fence is not None:
-        names = [o.peer for o in judge.offers]
-        plan = to_plan(fence.candidate, names, request.microbatch_size)
-        found["op-fence"] = from_plan(plan, place), fence.seconds
+        plan = to_plan(fence.candidate, [*judge.place], request.microbatch_size)
+        found["op-fence"] = from_plan(plan, judge.place), fence.seconds
     return found

@@ -39,7 +39,7 @@ def plan(request: PlanRequest) -> PlanWithReport:
             raise
         raise NoPlan(
             f'{error.reason}; scheduler = "auto" has a plan, with a step of '
-            f"{other.report.predicted.step_s:.3g} s or less",
+            f"{other.step_s:.3g} s or less",
             error.code,
             error.short_bytes,
         ) from None

@@ -58,8 +58,7 @@ def swapped(request: PlanRequest, planner: Planner) -> PlanWithReport:
         found = planner(_alone(forms, LEAST)).plan
     form = next(f for f in forms if f.microbatch_size == found.microbatch_size)
     judge = CostModel(replace(form, others=(), known_costs=form.costs))
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in found.peers]
+    peers = [judge.place[p] for p in found.peers]
     named = _chain(form.graph)
     counts = _shared_out(judge, peers[: len(named)], named)
     for again in recomputes(judge):

@@ -89,7 +89,7 @@ def found_circle(
         for k in range(layout.inner + 1)
     ]
     held = layout.held((*holders, holders[0]))
-    last, names = layout.inner + 1, [o.peer for o in judge.offers]
+    last, names = layout.inner + 1, [*judge.place]
     routes = [
         (*(Visit(k, names[p]) for k, p in path), Visit(last, names[path[0][1]]))
         for path in found.waves[0][:count]
@@ -127,7 +127,7 @@ def _times(judge: CostModel, layout: StageLayout, rules: RouteRules) -> RouteTim
 def even_routes(judge: CostModel, layout: StageLayout, *, reorder: bool) -> list[Route] | None:
     """Routes of equal visits over the lines of a layout in turn; None: no routes keep the rules."""
     count, last = judge.request.microbatches, layout.inner + 1
-    names = [o.peer for o in judge.offers]
+    names = [*judge.place]
     try:
         orders = even_orders(rules_of(layout, reorder=reorder, memory=count), count)
     except ValueError:
@@ -236,7 +236,7 @@ def best_over(
     options = judge.request.options
     bare = judge.bare_plan(
         replace(candidate, schedule=_schedules(options.schedule)[0]),
-        [o.peer for o in judge.offers],
+        [*judge.place],
         evaluation_microbatches=judge.request.evaluation_microbatches,
         head_parts=judge.request.head_parts,
     )
