@@ -25,8 +25,6 @@ from itertools import pairwise
 from ..ir.graph import Graph, Operator, Ref
 from .blocks import Block, blocks
 
-__all__ = ["Bypass", "bypass_of", "describe_skippable", "skippable_blocks"]
-
 _SAME = frozenset(f"aten.{name}.default" for name in ("alias", "clone", "contiguous"))
 _RELU = frozenset({"aten.relu.default"})
 _KEEPS_SIGN = frozenset({"aten.max_pool2d.default", "aten.max_pool1d.default", *_SAME})

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 
 from ..ir.graph import Graph, Operator, Ref, refs
 
-__all__ = ["SPLIT", "WeightGradient", "WeightGradients", "splittable", "weight_gradients"]
-
 _BOTH = (0, 1)
 
 

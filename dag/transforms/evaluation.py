@@ -14,8 +14,6 @@ from ..ir.operators import takes_key
 from . import norm
 from .simplify import simplify
 
-__all__ = ["EvaluationError", "check_evaluation", "evaluation", "only_masks_change"]
-
 _NO_TRAINING = "aten._native_batch_norm_legit_no_training.default"
 _RECURRENT = frozenset(f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _DROPOUT = frozenset({"shoal.dropout.default", "shoal.feature_dropout.default"})

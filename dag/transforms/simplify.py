@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from ..ir.graph import Graph, MemoryFormat, Operator, Ref
 
-__all__ = ["renamed", "simplify"]
-
 _END = 2**63 - 1
 
 
