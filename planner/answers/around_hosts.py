@@ -26,7 +26,7 @@ from ..requests.client_data import has_client, offer_of_each, spec_of_client
 from ..requests.request import plan_request
 from ..requests.requirements import RunRequirements
 from .deeper import fewest_of
-from .planning import as_before
+from .planning import as_before, had_form
 
 _NOT_NEEDED = "no host needs it: each trains its client without it"
 
@@ -135,6 +135,4 @@ class _Helped:
         network = ask.network and ask.network.part(some)
         wish = replace(self.wish, options=options)
         request = plan_request(spec, wish, self.graph, offers, network)
-        if not spec.HasField("resumed"):
-            return request
-        return as_before(request, (spec.resumed.microbatch_size, spec.resumed.head_parts))
+        return as_before(request, had_form(spec))

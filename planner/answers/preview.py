@@ -216,9 +216,7 @@ def _planned_step(request: PlanRequest, plan: Plan) -> list[PlannedRow]:
     """One training step as a plan expects it: a row for each peer of a plan of the request, or of
     one of its other divisions of a batch, with the codecs of its links. Seconds since the step's
     begin."""
-    form = request.form(plan.microbatch_size, plan.head_parts)
-    assert form is not None, "the plan is one of the request's"
-    cost = CodedStepCost(CostModel(form), plan)
+    cost = CodedStepCost(CostModel(request.form_of(plan)), plan)
     played, program = cost.timeline(cost.of_plan(plan.codecs)), cost.program
     rows = []
     for i, peer in enumerate(program.peers[:MOST_ROWS]):

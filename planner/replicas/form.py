@@ -115,8 +115,7 @@ def _one(
             "model",
         )
     made = planner(request)
-    one = request.form(made.plan.microbatch_size, made.plan.head_parts)
-    assert one is not None, "the plan is one of the request's"
+    one = request.form_of(made.plan)
     judge = Judge(Paces(one), every, size)
     pace = judge.paces.pace(made.step_s, _candidate(judge.paces, made))
     chosen = judge.valued([pace], one.microbatches)

@@ -45,7 +45,7 @@ def plan_with_codecs(request: PlanRequest, planner: Planner) -> PlanWithReport:
     dense = planner(request)
     if not request.options.codecs.asked:
         return dense
-    judge = _judge(request, dense.plan)
+    judge = CostModel(request.form_of(dense.plan))
     first = with_codecs(judge, dense)
     again = _again(request, planner, dense.plan, judge)
     best = first
@@ -78,13 +78,6 @@ def with_codecs(judge: CostModel, planned: PlanWithReport) -> PlanWithReport:
     )
 
 
-def _judge(request: PlanRequest, plan: Plan) -> CostModel:
-    """The judge of the form of the request that the plan was made for."""
-    form = request.form(plan.microbatch_size, plan.head_parts)
-    assert form is not None, "the plan is one of the request's"
-    return CostModel(form)
-
-
 # ---------------------------------------------------------------- planning again
 
 
@@ -106,7 +99,7 @@ def _again(
         return None
     if (found.stages, found.routes, found.schedule) == (dense.stages, dense.routes, dense.schedule):
         return None
-    own = _judge(request, found)
+    own = CostModel(request.form_of(found))
     found, report = with_codecs(own, PlanWithReport(found, replace(report, reasons=())))
     step_s = report.predicted.step_s
     moved = request.options.reroutes
