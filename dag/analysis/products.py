@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ..ir.graph import Operator, Ref, TensorSpec
+from ..ir.operators import aten
 
 __all__ = ["MIXES", "Sums", "sums"]
 
@@ -199,13 +200,14 @@ _PRODUCTS: dict[str, Callable[[Operator, Specs, Collection[str]], Factors]] = {
     "shoal.grouped_mm.default": _grouped,
     **{f"shoal.{name}.default": _int8 for name in ("int8_linear", "int8_grouped_mm")},
     "aten.bilinear.default": _bilinear,
-    **{f"aten.{n}.default": _matmul(0) for n in ("matmul", "mm", "bmm", "mv", "dot")},
-    **{f"aten.{n}.default": _matmul(1) for n in ("addmm", "addbmm", "baddbmm", "addmv")},
+    **dict.fromkeys(aten("matmul mm bmm mv dot"), _matmul(0)),
+    **dict.fromkeys(aten("addmm addbmm baddbmm addmv"), _matmul(1)),
     **{f"aten.conv{d}d.{o}": _convolution for d in (1, 2, 3) for o in ("default", "padding")},
-    "aten.convolution.default": _convolution,
-    "aten.conv_transpose1d.default": _convolution,
-    "aten.conv_transpose2d.input": _convolution,
-    "aten.conv_transpose3d.input": _convolution,
-    **{f"aten.{n}.input": _recurrent for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
-    **{f"aten.{n}_cell.default": _recurrent for n in ("lstm", "gru")},
+    **dict.fromkeys(
+        aten("convolution conv_transpose1d conv_transpose2d.input conv_transpose3d.input"),
+        _convolution,
+    ),
+    **dict.fromkeys(
+        aten("lstm.input gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell"), _recurrent
+    ),
 }

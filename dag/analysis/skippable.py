@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..ir.graph import Graph, Operator, Ref
+from ..ir.operators import aten
 from .blocks import Block, blocks
 
-_SAME = frozenset(f"aten.{name}.default" for name in ("alias", "clone", "contiguous"))
+_SAME = aten("alias clone contiguous")
 _RELU = frozenset({"aten.relu.default"})
 _KEEPS_SIGN = frozenset({"aten.max_pool2d.default", "aten.max_pool1d.default", *_SAME})
 

@@ -167,14 +167,8 @@ class _Run:
         names |= self._named(self.behind, self.more)
         operators += self._again(self.behind, names, self.more, self.behind_block)
         buffers += self._copied(names, self.more, self.behind_block, len(self.repeat.kept))
-        return replace(
-            graph,
-            operators=tuple(operators),
-            buffers=tuple(buffers),
-            loss=names.get(graph.loss, graph.loss),
-            weight=names.get(graph.weight, graph.weight),
-            metrics=tuple((k, names.get(v, v)) for k, v in graph.metrics),
-        )
+        graph = graph.giving(names)
+        return replace(graph, operators=tuple(operators), buffers=tuple(buffers))
 
     def _named(self, ops: Iterable[Operator], number: int) -> dict[str, str]:
         """The values of operators → the same so many periods further."""

@@ -10,7 +10,7 @@ symbolic ever reaches a stage or a link.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -223,6 +223,10 @@ class Operator:
             self, args=args, kwargs=tuple((k, map_arg(a, change)) for k, a in self.kwargs)
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Operator:
+        """The operator with values that it reads under other names."""
+        return self.mapped(lambda a: Ref(names.get(a.value, a.value)) if isinstance(a, Ref) else a)
+
     def __repr__(self) -> str:
         args = [repr(a) for a in self.args] + [f"{k}={a!r}" for k, a in self.kwargs]
         specs = ", ".join(repr(o.spec) for o in self.outputs)
@@ -373,6 +377,12 @@ class Graph:
         found = [self.loss, self.weight, *(v for _, v in self.metrics)]
         found += [b.update.value for b in self.buffers if b.update]
         return tuple(v for v in dict.fromkeys(found) if v)
+
+    def giving(self, names: Mapping[str, str]) -> Graph:
+        """The graph with loss, weight and metrics under other names."""
+        loss, weight = (names.get(v, v) for v in (self.loss, self.weight))
+        metrics = tuple((k, names.get(v, v)) for k, v in self.metrics)
+        return replace(self, loss=loss, weight=weight, metrics=metrics)
 
     def __repr__(self) -> str:
         trainable = sum(p.trainable for p in self.parameters)

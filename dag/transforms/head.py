@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.graph import Graph, GraphError, Operator, Ref
+from ..ir.operators import aten
 
 _LOSS = "aten.cross_entropy_loss.default"
 _LINEARS = {
@@ -16,13 +17,9 @@ _LINEARS = {
 _CAST = "aten._to_copy.default"
 _SLICE = "aten.slice.Tensor"
 RESHAPE = frozenset({"aten.reshape.default", "aten.view.default"})
-_EACH = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("_to_copy.default", "alias.default", "clone.default", "contiguous.default"),
-        *("mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "neg.default", "tanh.default"),
-        *("clamp.default", "to.dtype"),
-    )
+_EACH = aten(
+    "_to_copy alias clone contiguous mul.Tensor mul.Scalar div.Tensor div.Scalar neg tanh clamp",
+    "to.dtype",
 )
 """Operators that change each logit by itself, when they read nothing else."""
 

@@ -9,12 +9,6 @@ from ..ir.graph import Graph, MemoryFormat, Operator, Ref
 _END = 2**63 - 1
 
 
-def renamed(op: Operator, names: dict[str, str]) -> Operator:
-    """The operator with the values that it reads under other names."""
-
-    return op.mapped(lambda a: Ref(names.get(a.value, a.value)) if isinstance(a, Ref) else a)
-
-
 def _only_reshaped(graph: Graph) -> frozenset[str]:
     """Values that nothing but reshapes read. A reshape copies where it must, so a copy to
     contiguous memory before it says nothing (and depends on which attention kernel was traced)."""
@@ -61,25 +55,14 @@ def simplify(graph: Graph) -> Graph:
     kept: list[Operator] = []
     only_reshaped = _only_reshaped(graph)
     for op in graph.operators:
-        op = renamed(op, names)
+        op = op.renamed(names)
         same = _same_as(op, graph, only_reshaped)
         # A result must stay a value of its own, made by an operator.
         if same is not None and (op.name not in graph.results or same in graph.producer):
             names[op.name] = same
         else:
             kept.append(op)
-
-    def new(value: str) -> str:
-        return names.get(value, value)
-
-    graph = replace(
-        graph,
-        operators=tuple(kept),
-        loss=new(graph.loss),
-        weight=new(graph.weight),
-        metrics=tuple((k, new(v)) for k, v in graph.metrics),
-    )
-    return _without_dead(graph)
+    return _without_dead(replace(graph.giving(names), operators=tuple(kept)))
 
 
 def _without_dead(graph: Graph) -> Graph:

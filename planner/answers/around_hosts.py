@@ -18,6 +18,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.report import PlanWithReport
 from ...job.words import count_of
 from ..base.interface import NoPlan, Planner, PlannerOptions, PlanRequest
+from ..network.communities import rates
 from ..replicas.form import formed_of
 from ..replicas.formation import Formation
 from ..replicas.pace import Paces
@@ -113,11 +114,10 @@ class _Helped:
         """Return peers by the rate of their link to a host, its slower direction, if `near` says
         so; then by memory."""
         network, offers = self.ask.network, self.ask.peers
-        rates = network.rates() if near and network is not None else None
+        rate = rates(network)[host] if near and network is not None else [0.0] * len(offers)
 
         def rank(i: int) -> tuple[float, int, int]:
-            rate = 0.0 if rates is None else float(min(rates[host, i], rates[i, host]))
-            return -rate, -offers[i].device_memory_bytes, i
+            return -float(rate[i]), -offers[i].device_memory_bytes, i
 
         return sorted(free, key=rank)
 

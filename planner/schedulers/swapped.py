@@ -126,7 +126,7 @@ def _shared_out(judge: CostModel, peers: Sequence[int], named: Sequence[Block]) 
     """How many blocks each peer has: both of a pair as many where that can be, since only then a
     lost one can become a copy of the other; and then the longest stage as short as it can be."""
     bounds = [b.start for b in named] + [named[-1].stop]
-    n, each = len(peers), judge.forward_s + judge.backward_s
+    n, each = len(peers), judge.both_s
 
     def seconds(k: int, i: int, j: int) -> float:
         found = each[peers[k], bounds[j]] - each[peers[k], bounds[i]]

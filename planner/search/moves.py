@@ -183,7 +183,7 @@ def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[P
     """A peer keeps both ends of its share and another one takes the middle."""
     if len(pipeline) > MOST_LOANS:
         return
-    own = judge.forward_s + judge.backward_s
+    own = judge.both_s
     others = [p for p in {s.peer for s in pipeline} | ({free} if free is not None else set())]
     for i, s in enumerate(pipeline):
         size = s.stop - s.start
@@ -248,8 +248,7 @@ def even_pipeline(
     n, k = judge.operators if end is None else end, len(peers)
     if k > n - begin:
         return None
-    seconds = judge.forward_s + judge.backward_s
-    seconds = seconds - seconds[:, begin : begin + 1]
+    seconds = judge.both_s - judge.both_s[:, begin : begin + 1]
     whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
     shares: list[StageShare] = []

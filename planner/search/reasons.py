@@ -14,6 +14,7 @@ from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
 from ..cost.predicted import seconds_text
 from ..cost.rows import RowBuilder
+from ..network.communities import Floats, rates
 from .moves import with_pipeline
 from .search import weight
 
@@ -85,25 +86,19 @@ def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidat
     """The plan with one more peer, in a few places."""
     shares = [(p, i, s) for p, line in enumerate(best.pipelines) for i, s in enumerate(line)]
     shares = [x for x in shares if x[2].stop - x[2].start > 1]
+    seconds = judge.both_s
     if len(shares) > MOST_TRIES // 2:
-        busy = judge.forward_s + judge.backward_s
-        shares.sort(key=lambda x: -float(busy[x[2].peer, x[2].stop] - busy[x[2].peer, x[2].start]))
+        shares.sort(
+            key=lambda x: -float(seconds[x[2].peer, x[2].stop] - seconds[x[2].peer, x[2].start])
+        )
         shares = shares[: MOST_TRIES // 2]
-    seconds = judge.forward_s + judge.backward_s
     for p, i, s in shares:
         line = best.pipelines[p]
-        # So many operators that both take about equally long.
         own, its = seconds[s.peer], seconds[peer]
-        half = min(
-            range(s.start + 1, s.stop),
-            key=lambda x: max(own[x] - own[s.start], its[s.stop] - its[x]),
-        )
+        half = _half(s, own, its)
         new = StageShare(peer, half, s.stop, s.recompute)
         yield with_pipeline(best, p, (*line[:i], replace(s, stop=half), new, *line[i + 1 :]))
-        half = min(
-            range(s.start + 1, s.stop),
-            key=lambda x: max(its[x] - its[s.start], own[s.stop] - own[x]),
-        )
+        half = _half(s, its, own)
         new = StageShare(peer, s.start, half, s.recompute)
         yield with_pipeline(best, p, (*line[:i], new, replace(s, start=half), *line[i + 1 :]))
     most = max(range(len(best.microbatches)), key=lambda p: best.microbatches[p])
@@ -112,6 +107,14 @@ def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidat
         m[most] -= 1
         alone = (StageShare(peer, 0, judge.operators),)
         yield replace(best, pipelines=(*best.pipelines, alone), microbatches=tuple(m))
+
+
+def _half(share: StageShare, front: Floats, back: Floats) -> int:
+    """Where two peers of these seconds part a share so that both take about equally long."""
+    return min(
+        range(share.start + 1, share.stop),
+        key=lambda x: max(front[x] - front[share.start], back[share.stop] - back[x]),
+    )
 
 
 def _hangs_on(judge: CostModel, best: Candidate) -> str:
@@ -127,12 +130,10 @@ def _hangs_on(judge: CostModel, best: Candidate) -> str:
 def _what(judge: CostModel, best: Candidate, peer: int) -> str:
     """Say what is wrong with a peer, in one clause: its links or its speed, whichever is further
     below those of the plan's peers."""
-    rates = judge.network.rates()
+    rate = rates(judge.network)
     used = list(best.peers)
-    own = max(min(rates[peer, q], rates[q, peer]) for q in used)
-    others = [
-        max(min(rates[p, q], rates[q, p]) for q in used if q != p) for p in used if len(used) > 1
-    ]
+    own = max(rate[peer, q] for q in used)
+    others = [max(rate[p, q] for q in used if q != p) for p in used if len(used) > 1]
     speed = 1 / max(float(judge.forward_s[peer, -1]), 1e-30)
     fastest = max(1 / max(float(judge.forward_s[p, -1]), 1e-30) for p in used)
     slower = fastest / speed
@@ -151,7 +152,7 @@ def _what(judge: CostModel, best: Candidate, peer: int) -> str:
 
 def stage_reasons(judge: CostModel, best: Candidate) -> Iterator[str]:
     """One line for each pipeline, then one for each stage."""
-    seconds = judge.forward_s + judge.backward_s
+    seconds = judge.both_s
     device = judge.device_bytes(best)
     graph = judge.request.graph
     many = len(best.pipelines) > 1

@@ -230,7 +230,7 @@ class Seeds:
         """Microbatches of each pipeline, one by one to whoever would be done first."""
         if len(pipelines) > self.m:
             return None
-        seconds = self.judge.forward_s + self.judge.backward_s
+        seconds = self.judge.both_s
         each = [
             [float(seconds[s.peer, s.stop] - seconds[s.peer, s.start]) for s in p]
             for p in pipelines

@@ -103,7 +103,7 @@ def _times(judge: CostModel, layout: StageLayout, rules: RouteRules) -> RouteTim
     forward, backward = (
         (s[:, cuts[-2]] - s[:, cuts[1]]) / layout.inner for s in (judge.forward_s, judge.backward_s)
     )
-    whole = judge.forward_s + judge.backward_s
+    whole = judge.both_s
     ends = whole[:, -1] - whole[:, cuts[-2]] + whole[:, cuts[1]]
     with np.errstate(divide="ignore"):
         hold = judge.crossing_bytes(cuts[1]) / judge.rates

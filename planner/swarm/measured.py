@@ -33,7 +33,7 @@ class MeasuredPeers:
     def __init__(self, judge: CostModel) -> None:
         self.judge = judge
         self.memory = np.array([o.device_memory_bytes for o in judge.offers])
-        total = judge.forward_s + judge.backward_s
+        total = judge.both_s
         self.done: Floats = (total / total[:, -1:]).mean(0)
         """(operators + 1,): the share of a microbatch that is done before each position."""
         self.crossing = np.array([judge.crossing_bytes(i) for i in range(judge.operators + 1)])
