@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Arg, Graph, Operator, Ref, refs
+from ..ir.graph import Arg, Graph, Operator, Ref
 from ..ir.operators import takes_key
 
 __all__ = ["Block", "blocks", "describe_interval"]
@@ -144,11 +144,9 @@ class _Finder:
             dtype=np.int64,
         )
         self._trains = [any(v.startswith("param:") for v in op.reads) for op in graph.operators]
-        last = {value: len(graph.operators) for value in graph.results}
-        for i, op in reversed(list(enumerate(graph.operators))):
-            for value in op.reads:
-                last.setdefault(value, i)
-        self._last = last  # the last operator that reads a value
+        self._last = {value: at[-1] for value, at in graph.readers.items()}
+        """The last operator that reads a value."""
+        self._last |= dict.fromkeys(graph.results, len(graph.operators))
 
     def runs(self, low: int, high: int) -> Iterator[_Run]:
         """Disjoint runs within [low, high), in order."""
@@ -230,8 +228,7 @@ class _Finder:
         edges = [
             inside.get(value) or outside.setdefault(value, len(outside))
             for op in self._operators[start:stop]
-            for arg in (*op.args, *(a for _, a in op.kwargs))
-            for value in refs(arg)
+            for value in op.mentions
         ]
         leaves = tuple(inside[v] for v in inside if self._last.get(v, -1) >= stop)
         return (tuple(edges), leaves)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from .products import sums
 
-__all__ = ["hidden_matrices"]
-
 
 def hidden_matrices(graph: Graph) -> frozenset[str]:
     """Return the names of them, of a bound graph."""

@@ -17,39 +17,21 @@ from torch import Tensor
 
 from ..ir.graph import Arg, Graph, Operator, Ref, TensorSpec
 from ..ir.infer import call
-from ..ir.operators import takes_key
+from ..ir.operators import aten, takes_key
 
 __all__ = ["Found", "Lookup", "Lookups", "MissingRow", "beyond", "lookups_of"]
 
 LARGEST = 1 << 24
 """Elements of a value that is still worked out: ids of a few samples have thousands."""
 
-_CLASSES = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        "cross_entropy_loss",
-        "nll_loss",
-        "nll_loss_nd",
-        "nll_loss2d",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-    )
+_CLASSES = aten(
+    "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward"
 )
-_ALONG = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("gather.default", "index_select.default", "scatter.src", "scatter.value"),
-        *("scatter_add.default", "scatter_reduce.two", "index_add.default", "index_copy.default"),
-        "index_fill.int_Scalar",
-    )
+_ALONG = aten(
+    "gather index_select scatter.src scatter.value scatter_add scatter_reduce.two index_add",
+    "index_copy index_fill.int_Scalar",
 )
-_BY_TUPLE = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("index.Tensor", "_unsafe_index.Tensor"),
-        *("index_put.default", "_unsafe_index_put.default"),
-    )
-)
+_BY_TUPLE = aten("index.Tensor _unsafe_index.Tensor index_put _unsafe_index_put")
 _KEEPS = frozenset(
     (
         *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "_to_copy", "to", "alias"),
@@ -207,7 +189,7 @@ def lookups_of(op: Operator, specs: Mapping[str, TensorSpec]) -> Iterator[Lookup
     elif op.target == "shoal.int8_embedding.default" and table:
         yield from at(args[2], table[0])
     elif op.target in _CLASSES and table:
-        ignored = args[4] if len(args) > 4 else dict(op.kwargs).get("ignore_index", -100)
+        ignored = op.arg(4, "ignore_index", -100)
         if isinstance(ignored, int):
             yield from at(args[1], table[1 if len(table) > 1 else 0], ignored=ignored)
     elif op.target in _ALONG and table and isinstance(args[1], int):

@@ -25,7 +25,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ..ir.graph import Operator, Ref, TensorSpec, refs
+from ..ir.graph import Operator, Ref, TensorSpec
+from ..ir.operators import aten
 
 __all__ = ["MIXES", "Sums", "sums"]
 
@@ -52,11 +53,10 @@ def sums(op: Operator, specs: Specs, weights: Collection[str]) -> Sums:
             found.setdefault(value, []).append((forward, backward))
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
         return {}  # with arguments that the operator itself would refuse
-    every = [v for a in (*op.args, *(a for _, a in op.kwargs)) for v in refs(a)]
     return {
         value: (min(f for f, _ in pairs), min(b for _, b in pairs))
         for value, pairs in found.items()
-        if every.count(value) == len(pairs)  # it comes in nowhere else
+        if op.mentions.count(value) == len(pairs)  # it comes in nowhere else
     }
 
 
@@ -64,12 +64,6 @@ _MOST = 52
 """Operands of an einsum that is looked at, as many as there are letters."""
 
 Factors = Iterator[tuple[str, int, int]]
-
-
-def _arg(op: Operator, index: int, name: str, default: Any = None) -> Any:
-    if index < len(op.args):
-        return op.args[index]
-    return dict(op.kwargs).get(name, default)
 
 
 def _value(arg: Any) -> str:
@@ -86,7 +80,7 @@ def _matmul(first: int) -> Callable[[Operator, Specs, Collection[str]], Factors]
     vectors."""
 
     def factors(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
-        a, b = (_value(_arg(op, first + i, "")) for i in (0, 1))
+        a, b = (_value(op.arg(first + i, "")) for i in (0, 1))
         if a not in specs or b not in specs:
             return
         left, right = specs[a].sizes, specs[b].sizes
@@ -101,7 +95,7 @@ def _matmul(first: int) -> Callable[[Operator, Specs, Collection[str]], Factors]
 
 def _linear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """(…, k) and (m, k), or (k) for m = 1."""
-    a, b = _value(_arg(op, 0, "input")), _value(_arg(op, 1, "weight"))
+    a, b = _value(op.arg(0, "input")), _value(op.arg(1, "weight"))
     if a not in specs or b not in specs:
         return
     left, right = specs[a].sizes, specs[b].sizes
@@ -114,20 +108,20 @@ def _linear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
 
 def _int8(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """(…, k), a matrix of k times m numbers, or one for each group of rows, and m scales of it."""
-    a, b, scale = (_value(_arg(op, i, n)) for i, n in enumerate(("x", "weight", "scale")))
+    a, b, scale = (_value(op.arg(i, n)) for i, n in enumerate(("x", "weight", "scale")))
     if a in specs and scale in specs and _sides(a, b, weights)[0]:
         yield a, specs[a].sizes[-1], max(specs[scale].sizes[-2:])
 
 
 def _grouped(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """(rows, k) and, for each group of rows, one (k, m) of (groups, k, m)."""
-    a, b = _value(_arg(op, 0, "x")), _value(_arg(op, 1, "weight"))
+    a, b = _value(op.arg(0, "x")), _value(op.arg(1, "weight"))
     if a in specs and b in specs and _sides(a, b, weights)[0]:
         yield a, specs[a].sizes[-1], specs[b].sizes[-1]
 
 
 def _einsum(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
-    text, operands = _arg(op, 0, "equation"), _arg(op, 1, "tensors")
+    text, operands = op.arg(0, "equation"), op.arg(1, "tensors")
     if not isinstance(text, str) or not isinstance(operands, tuple):
         return
     terms, _, result = text.replace(" ", "").partition("->")
@@ -154,18 +148,18 @@ def _einsum(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
 def _convolution(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """The weights are (out, in / groups, *kernel); transposed, (in, out / groups, *kernel)."""
     name = op.target.split(".")[1]
-    a, b, made = _value(_arg(op, 0, "input")), _value(_arg(op, 1, "weight")), op.outputs[0].spec
+    a, b, made = _value(op.arg(0, "input")), _value(op.arg(1, "weight")), op.outputs[0].spec
     if a not in specs or made is None or not _sides(a, b, weights)[0]:
         return
     first, second, *kernel = specs[b].sizes
     dims = len(kernel)
     across = name.startswith("conv_transpose")
-    groups, dilation = _arg(op, 6, "groups", 1), _arg(op, 5, "dilation", 1)
+    groups, dilation = op.arg(6, "groups", 1), op.arg(5, "dilation", 1)
     if across:
-        dilation = _arg(op, 7, "dilation", 1)
+        dilation = op.arg(7, "dilation", 1)
     if name == "convolution":
-        across, groups = _arg(op, 6, "transposed"), _arg(op, 8, "groups")
-    strides, dilations = _each(_arg(op, 3, "stride", 1), dims), _each(dilation, dims)
+        across, groups = op.arg(6, "transposed"), op.arg(8, "groups")
+    strides, dilations = _each(op.arg(3, "stride", 1), dims), _each(dilation, dims)
     # The operand whose positions are added up in a window, and the one that they are spread from.
     windowed, spread = (made, specs[a]) if across else (specs[a], made)
     seen = along = 1
@@ -185,7 +179,7 @@ def _each(given: Any, dims: int) -> tuple[int, ...]:
 
 def _bilinear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """Weights (m, k1, k2)."""
-    inputs, weight = [_value(_arg(op, i, "")) for i in (0, 1)], _value(_arg(op, 2, "weight"))
+    inputs, weight = [_value(op.arg(i, "")) for i in (0, 1)], _value(op.arg(2, "weight"))
     if weight in weights:
         m, *k = specs[weight].sizes
         yield from ((value, k[i], m) for i, value in enumerate(inputs) if value not in weights)
@@ -193,7 +187,7 @@ def _bilinear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
 
 def _recurrent(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """Weights of the input (gates, k), the first of a list or of several arguments."""
-    given, value = _arg(op, 2, "w_ih"), _value(_arg(op, 0, "input"))
+    given, value = op.arg(2, "w_ih"), _value(op.arg(0, "input"))
     weight = _value(given[0] if isinstance(given, tuple) and given else given)
     if weight in weights and value not in weights:
         gates, k = specs[weight].sizes
@@ -206,13 +200,14 @@ _PRODUCTS: dict[str, Callable[[Operator, Specs, Collection[str]], Factors]] = {
     "shoal.grouped_mm.default": _grouped,
     **{f"shoal.{name}.default": _int8 for name in ("int8_linear", "int8_grouped_mm")},
     "aten.bilinear.default": _bilinear,
-    **{f"aten.{n}.default": _matmul(0) for n in ("matmul", "mm", "bmm", "mv", "dot")},
-    **{f"aten.{n}.default": _matmul(1) for n in ("addmm", "addbmm", "baddbmm", "addmv")},
+    **dict.fromkeys(aten("matmul mm bmm mv dot"), _matmul(0)),
+    **dict.fromkeys(aten("addmm addbmm baddbmm addmv"), _matmul(1)),
     **{f"aten.conv{d}d.{o}": _convolution for d in (1, 2, 3) for o in ("default", "padding")},
-    "aten.convolution.default": _convolution,
-    "aten.conv_transpose1d.default": _convolution,
-    "aten.conv_transpose2d.input": _convolution,
-    "aten.conv_transpose3d.input": _convolution,
-    **{f"aten.{n}.input": _recurrent for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
-    **{f"aten.{n}_cell.default": _recurrent for n in ("lstm", "gru")},
+    **dict.fromkeys(
+        aten("convolution conv_transpose1d conv_transpose2d.input conv_transpose3d.input"),
+        _convolution,
+    ),
+    **dict.fromkeys(
+        aten("lstm.input gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell"), _recurrent
+    ),
 }

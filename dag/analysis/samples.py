@@ -3,16 +3,8 @@
 The loss of a step is Σ weight·loss / Σ weight over its microbatches. It is the same for every
 division of a batch into microbatches where weight·loss and weight are sums over the samples. That
 is what `why_samples_meet` proves, without a value of a weight: it says of every tensor how it hangs
-on the samples, and what an operator makes of that. Where it knows of no way (a sort over all
-tokens, statistics of the batch), it names the operator.
-
-    SampleRows(dim, times)  dimension `dim` has times·b elements, `times` for each sample in order,
-                            and these depend on that sample only, each in the same way
-    Numbers(dim)            the numbers of the samples along dimension `dim`, which is all that has
-                            sizes
-    Fixed                   depends on no sample
-    SampleSum               Σ over the samples of what each gives
-    SampleShare(of)         a SampleSum divided by the one named `of`; COUNT: how many samples
+on the samples (`sample_kinds.py`), and what an operator makes of that. Where it knows of no way (a
+sort over all tokens, statistics of the batch), it names the operator.
 
 Masks of random operators are taken for part of the operator: they differ with the division anyway.
 """

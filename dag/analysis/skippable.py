@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..ir.graph import Graph, Operator, Ref
+from ..ir.operators import aten
 from .blocks import Block, blocks
 
-__all__ = ["Bypass", "bypass_of", "describe_skippable", "skippable_blocks"]
-
-_SAME = frozenset(f"aten.{name}.default" for name in ("alias", "clone", "contiguous"))
+_SAME = aten("alias clone contiguous")
 _RELU = frozenset({"aten.relu.default"})
 _KEEPS_SIGN = frozenset({"aten.max_pool2d.default", "aten.max_pool1d.default", *_SAME})
 
@@ -101,10 +100,6 @@ class _Judge:
         self._graph = graph
         self._blocks = blocks(graph)
         self._counts = Counter(b.kind for b in self._blocks)
-        self._readers: dict[str, list[int]] = {}
-        for i, op in enumerate(graph.operators):
-            for value in op.reads:
-                self._readers.setdefault(value, []).append(i)
         self._results = {graph.loss, graph.weight, *(v for _, v in graph.metrics)} - {""}
 
     def all(self) -> Iterator[Bypass]:
@@ -127,7 +122,7 @@ class _Judge:
             for op in self._graph.operators[block.start : block.stop]
             for v in op.values
             if v in self._results
-            or any(not block.start <= i < block.stop for i in self._readers.get(v, ()))
+            or any(not block.start <= i < block.stop for i in self._graph.readers.get(v, ()))
         ]
 
     def _why_not(self, block: Block, made: list[str]) -> str:
@@ -157,7 +152,7 @@ class _Judge:
             return "", f"takes {specs[taken]!r} and makes {specs[made]!r}: expected the same"
         if taken not in self._graph.grads:
             return "", f"takes {taken}, which has no gradient: nothing is trained before it"
-        if any(i >= block.stop for i in self._readers[taken]):
+        if any(i >= block.stop for i in self._graph.readers[taken]):
             return "", f"takes {taken}, which operators behind the block read, too"
         if taken in clamped and not self._not_negative(taken):
             return "", f"has a ReLU behind its sum, and {taken} did not come out of one"

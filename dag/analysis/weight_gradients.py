@@ -26,25 +26,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import Graph, Operator, Ref, refs
-
-__all__ = ["SPLIT", "WeightGradient", "WeightGradients", "splittable", "weight_gradients"]
+from ..ir.operators import aten
 
 _BOTH = (0, 1)
 
-
-def _named(positions: tuple[int, ...], *words: str) -> dict[str, tuple[int, ...]]:
-    return {f"aten.{w}" if "." in w else f"aten.{w}.default": positions for w in words}
-
-
 SPLIT: Mapping[str, tuple[int, ...]] = {
-    **_named((1, 2), "linear", "convolution", "conv1d", "conv2d", "conv3d"),
-    **_named((1, 2), "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
-    **_named((0, 2), "addmm"),
-    **_named((1,), "mm", "matmul"),
-    **_named((2, 3), "layer_norm", "native_layer_norm"),
-    **_named((1, 2), "_native_batch_norm_legit_no_training"),
-    **_named((2,), "rms_norm", "_fused_rms_norm"),
-    **_named(_BOTH, "mul.Tensor", "add.Tensor"),
+    **dict.fromkeys(aten("linear convolution conv1d conv2d conv3d"), (1, 2)),
+    **dict.fromkeys(aten("conv_transpose1d conv_transpose2d.input conv_transpose3d.input"), (1, 2)),
+    **dict.fromkeys(aten("addmm"), (0, 2)),
+    **dict.fromkeys(aten("mm matmul"), (1,)),
+    **dict.fromkeys(aten("layer_norm native_layer_norm"), (2, 3)),
+    **dict.fromkeys(aten("_native_batch_norm_legit_no_training"), (1, 2)),
+    **dict.fromkeys(aten("rms_norm _fused_rms_norm"), (2,)),
+    **dict.fromkeys(aten("mul.Tensor add.Tensor"), _BOTH),
 }
 """By operator, the positions of arguments that may be weights whose gradients wait. Batch norms by
 the statistics of a microbatch and group norms are none: the gradient of their input is made of the

@@ -19,8 +19,6 @@ from ..ir.graph import Graph, Operator
 from ..ir.operators import takes_key
 from .torch_calls import TorchCalls
 
-__all__ = ["GivenDraws", "UnlikeDrawsError"]
-
 
 class UnlikeDrawsError(Exception):
     """A forward that does not draw what its graph draws, in its order."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -288,22 +288,12 @@ def _quiet() -> Iterator[None]:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
         # torch prints the graph so far to stderr when a branch depends on data.
-        stderr, sys.stderr = sys.stderr, _Null()
         try:
-            yield
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
         finally:
-            sys.stderr = stderr
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-class _Null:
-    """A stream that drops what is written."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None: ...
 
 
 def _where_fixed(

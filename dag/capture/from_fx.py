@@ -7,7 +7,7 @@ not be capturable.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,11 @@ from torch.fx import Node
 from ..ir import operators
 from ..ir.capture_errors import CaptureError, line_of, refused
 from ..ir.fx_args import arg_of, is_plain, module_of, name_of, size_of, spec_of
-from ..ir.graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref
+from ..ir.graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from ..ir.torch_parts import BY_MASK, instead_of
 from ..transforms.norm import counter_step, with_updates
 from .export import PREFIX, ExportedModel
 from .rewrite import Rewrite, rewrite
-
-__all__ = ["Converted", "Names", "convert"]
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,24 @@ class Names:
     persistent: frozenset[str]
     named: Callable[[str], str] = str
 
+    def parameters_of(self, specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
+        """The parameters of a graph, by the specs of them."""
+        tied: dict[str, list[str]] = {name: [] for name in self.parameters.values()}
+        for name, canonical in self.parameters.items():
+            if (plain := self.named(name)) != canonical:
+                tied[canonical].append(plain)
+        return tuple(
+            Parameter(name, specs[name], name in self.trainable, tuple(also))
+            for name, also in tied.items()
+        )
+
 
 @dataclass
 class Converted:
-    """A graph whose `Output.grad` is not filled yet, its constants, and where each operator comes
-    from (for messages)."""
+    """A graph whose `Output.grad` is not filled yet, and its constants."""
 
     graph: Graph
     constants: dict[str, Tensor]
-    places: dict[str, str]
 
 
 @dataclass
@@ -57,7 +64,6 @@ class _State:
     env: dict[Node, Any] = field(default_factory=dict)
     """fx node → Arg, or the list of value names of an operator that returns a tuple."""
     operators: list[Operator] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)
     randoms: int = 0
 
 
@@ -101,7 +107,7 @@ def convert(exported: ExportedModel, names: Names) -> Converted:
     graph = with_updates(graph, new_values, {n: line_of(node) for n, node in mutated.items()})
     read = {v for op in graph.operators for v in op.reads}
     kept = tuple(b for b in graph.buffers if b.persistent or f"buffer:{b.name}" in read)
-    return Converted(replace(graph, buffers=kept), constants, state.places)
+    return Converted(replace(graph, buffers=kept), constants)
 
 
 def _strip(name: str) -> str:
@@ -147,14 +153,7 @@ def _parameters(
         if spec.kind is InputKind.PARAMETER:
             node = by_name[spec.arg.name]
             specs[names.parameters[_strip(str(spec.target))]] = spec_of(node.meta["val"], node)
-    tied: dict[str, list[str]] = {name: [] for name in specs}
-    for name, canonical in names.parameters.items():
-        if (plain := names.named(name)) != canonical:
-            tied[canonical].append(plain)
-    return tuple(
-        Parameter(name, specs[name], name in names.trainable, tuple(tied[name]))
-        for name in dict.fromkeys(names.parameters.values())
-    )
+    return names.parameters_of(specs)
 
 
 def _outputs(
@@ -236,7 +235,6 @@ def _convert_node(node: Node, as_: Rewrite, state: _State) -> None:
         module=module_of(node, PREFIX),
     )
     state.operators.append(made_op)
-    state.places[made_op.name] = line_of(node)
     from_tuple = is_tuple or as_.first_only
     state.env[node] = list(made_op.values) if from_tuple else Ref(made_op.name)
 

@@ -9,17 +9,17 @@ Anything else (a batch norm, say) is compared operator by operator after the dec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn.utils.stateless import _reparametrize_module
 
-from .export import ExportedModel
-
-__all__ = ["differing_constant", "in_mode", "only_flags_differ", "uncompiled", "with_tensors"]
+from .export import ExportedModel, bare
 
 _aten = torch.ops.aten
 _FLAGS: dict[Any, tuple[int, Any]] = {
@@ -51,6 +51,33 @@ def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None
     swap is undone first (torch's `functional_call` leaves the other tensor in such a part)."""
     with _reparametrize_module(module, tensors, tie_weights=True, stack_weights=True):
         yield
+
+
+@contextmanager
+def without_values(module: nn.Module, on_meta: bool) -> Iterator[dict[str, Tensor]]:
+    """For calls of forward in which nothing is computed: with everything that the module has on
+    `meta`, or as it is under a fake mode, which is ten times as slow. Gives its tensors by name."""
+    tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    mode: AbstractContextManager[Any] = nullcontext()
+    if on_meta:
+        tensors = {n: bare(t, "meta") for n, t in tensors.items()}
+    else:
+        fake = detect_fake_mode([*module.parameters(), *module.buffers()])
+        mode = fake or FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.random.fork_rng(devices=[]), with_tensors(module, tensors), mode:
+        yield tensors
+
+
+def given_without_values(
+    inputs: Mapping[str, Tensor], samples: int, on_meta: bool
+) -> dict[str, Tensor]:
+    """So many samples for a forward `without_values`, like these inputs."""
+    return {
+        name: torch.empty(
+            (samples, *t.shape[1:]), dtype=t.dtype, device="meta" if on_meta else t.device
+        )
+        for name, t in inputs.items()
+    }
 
 
 @contextmanager

@@ -16,24 +16,19 @@ What no result depends on plays no part: a counter that nobody reads is no reaso
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch._export.utils import _compiling_state_context
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..ir.capture_errors import CaptureError, first_line, place_of, refused, text_of
-from .export import bare, forward_of
-from .modes import in_mode, with_tensors
+from ..ir.capture_errors import CaptureError, first_line, place_at, place_of, refused, text_of
+from .export import forward_of
+from .modes import given_without_values, in_mode, without_values
 from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
-from .torch_calls import Call, CallTrace, TorchCalls, place_at, same_identity, unlike
-
-__all__ = ["NONE_ALONE", "PROOF_S", "Alone", "Forward", "Late", "Proved", "prove"]
+from .torch_calls import Call, CallTrace, TorchCalls, same_identity, unlike
 
 _FEW, _MORE = 2, 5
 """Samples of the two microbatches that say how numbers follow the batch size."""
@@ -134,22 +129,11 @@ def prove(
 
 @contextmanager
 def _session(forward: Forward, on_meta: bool, late: Late, one: str) -> Iterator[_Trial]:
-    """Trials with everything that the module has on `meta`, or as it is under a fake mode."""
-    module = forward.module
-    tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    if on_meta:
-        tensors = {n: bare(t, "meta") for n, t in tensors.items()}
-    fake = detect_fake_mode([*module.parameters(), *module.buffers()])
-    mode = nullcontext() if on_meta else fake or FakeTensorMode(allow_non_fake_inputs=True)
-    with (
-        torch.random.fork_rng(devices=[]),
-        with_tensors(module, tensors),
-        mode,
-    ):
-        state = PythonState(module, forward.loss)
+    with without_values(forward.module, on_meta) as tensors:
+        state = PythonState(forward.module, forward.loss)
         with state.restored():
             takes = {n: t.requires_grad for n, t in tensors.items()}
-            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None, late, one)
+            yield _Trial(forward, tensors, takes, state, on_meta, late, one)
 
 
 @dataclass
@@ -161,7 +145,7 @@ class _Trial:
     takes: Mapping[str, bool]
     """Which of them took a gradient."""
     state: PythonState
-    device: str | None
+    on_meta: bool
     late: Late
     one: str = ""
     """Why a batch of this mode has one sample."""
@@ -280,11 +264,7 @@ class _Trial:
     def _call(self, calls: TorchCalls, samples: int, seed: str) -> CallTrace:
         reseed(self.state.generators, seed)
         before = drawn(self.state.generators)
-        device = self.device
-        given = {
-            name: torch.empty((samples, *t.shape[1:]), dtype=t.dtype, device=device or t.device)
-            for name, t in self.forward.inputs.items()
-        }
+        given = given_without_values(self.forward.inputs, samples, self.on_meta)
         calls.begin(given)
         with _compiling_state_context(), calls:  # as in an export: a forward may ask
             results = forward_of(self.forward.module, given, self.forward.loss)

@@ -50,7 +50,7 @@ class _Kept:
     """One thing that is put back. `read` gives what is compared, by identity or equality."""
 
     name: str
-    restore: Callable[[], None]
+    restore: Callable[[], object]
     numbers: Callable[[], list[Number]] = list
 
 
@@ -227,7 +227,7 @@ class PythonState:
             return
         if isinstance(made, torch.Generator):
             state = made.get_state()
-            self._kept.append(_Kept(name, lambda: _set_state(made, state)))
+            self._kept.append(_Kept(name, lambda: made.set_state(state)))
             return
         if isinstance(made, random.Random):
             pythons = made.getstate()
@@ -324,10 +324,6 @@ def _number(name: str, before: Any, now: Any, put: Callable[[Any], None]) -> lis
 
 def _named(name: str, key: Any) -> str:
     return name.replace("%s", str(key), 1)
-
-
-def _set_state(made: torch.Generator, state: Tensor) -> None:
-    made.set_state(state)
 
 
 def _contents(cell: Any) -> Any:

@@ -18,12 +18,10 @@ from typing import Any
 from torch import Tensor
 
 from ..ir.fx_args import dtype_name
-from ..ir.graph import Arg, Buffer, Graph, Operator, Parameter, Ref, TensorSpec, map_arg
+from ..ir.graph import Arg, Buffer, Graph, Operator, Ref, TensorSpec, map_arg
 from ..ir.operators import takes_key
 from .blocks import Repeat
 from .from_fx import Names
-
-__all__ = ["DifferError", "repeated"]
 
 
 class DifferError(Exception):
@@ -37,10 +35,6 @@ def repeated(
     for repeat in found:
         graph = _Run(graph, repeat, names.named).written()
     spec = {n: TensorSpec(tuple(t.shape), dtype_name(t.dtype)) for n, t in tensors.items()}
-    tied: dict[str, list[str]] = {n: [] for n in names.parameters.values()}
-    for name, canonical in names.parameters.items():
-        if (plain := names.named(name)) != canonical:
-            tied[canonical].append(plain)
     read = {v for op in graph.operators for v in op.reads}
     known = {b.name: b for b in graph.buffers}
     own = dict.fromkeys(names.buffers.values())
@@ -48,9 +42,7 @@ def repeated(
     constants = [b for b in graph.buffers if b.name not in own]
     return replace(
         graph,
-        parameters=tuple(
-            Parameter(n, spec[n], n in names.trainable, tuple(also)) for n, also in tied.items()
-        ),
+        parameters=names.parameters_of(spec),
         buffers=tuple(
             b for b in (*buffers, *constants) if b.persistent or f"buffer:{b.name}" in read
         ),
@@ -175,14 +167,8 @@ class _Run:
         names |= self._named(self.behind, self.more)
         operators += self._again(self.behind, names, self.more, self.behind_block)
         buffers += self._copied(names, self.more, self.behind_block, len(self.repeat.kept))
-        return replace(
-            graph,
-            operators=tuple(operators),
-            buffers=tuple(buffers),
-            loss=names.get(graph.loss, graph.loss),
-            weight=names.get(graph.weight, graph.weight),
-            metrics=tuple((k, names.get(v, v)) for k, v in graph.metrics),
-        )
+        graph = graph.giving(names)
+        return replace(graph, operators=tuple(operators), buffers=tuple(buffers))
 
     def _named(self, ops: Iterable[Operator], number: int) -> dict[str, str]:
         """The values of operators → the same so many periods further."""

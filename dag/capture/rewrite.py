@@ -94,21 +94,15 @@ def _copy(node: Node) -> Rewrite:
     return Rewrite("aten._to_copy.default", (node.args[1],), {"dtype": target.dtype})
 
 
-def _filled(node: Node, value: Any) -> Rewrite:
-    made = node.meta["val"]
-    return Rewrite(
-        "aten.full.default",
-        (tuple(made.shape), value),
-        {"dtype": made.dtype, "device": made.device},
-    )
-
-
-def _fill(node: Node) -> Rewrite:
-    return _filled(node, node.args[1])
+def _makes(node: Node, target: str, *more: Any) -> Rewrite:
+    """As an operator that makes a tensor, here of the node's shape; `more`: what else it takes."""
+    value = node.meta["val"]
+    how = {"dtype": value.dtype, "device": value.device}
+    return Rewrite(target, (tuple(value.shape), *more), how)
 
 
 def _empty(node: Node) -> Rewrite:
-    return _filled(node, False if node.meta["val"].dtype == torch.bool else 0)
+    return _makes(node, "aten.full.default", False if node.meta["val"].dtype == torch.bool else 0)
 
 
 def _histogram(node: Node) -> Rewrite:
@@ -160,30 +154,6 @@ def _embedding(node: Node) -> Rewrite | None:
     return None
 
 
-def _made(name: str, *extra: int) -> Callable[[Node], Rewrite]:
-    """A random tensor of the node's own shape; `extra` are the positions of further arguments."""
-
-    def write(node: Node) -> Rewrite:
-        value = node.meta["val"]
-        more = tuple(node.args[i] for i in extra)
-        return Rewrite(
-            f"shoal.{name}.default",
-            (tuple(value.shape), *more),
-            {"dtype": value.dtype, "device": value.device},
-        )
-
-    return write
-
-
-def _exponential(node: Node) -> Rewrite:
-    value = node.meta["val"]
-    return Rewrite(
-        "shoal.exponential.default",
-        (tuple(value.shape), _arg(node, 1, "lambd", 1.0)),
-        {"dtype": value.dtype, "device": value.device},
-    )
-
-
 _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten.native_dropout.default: _native_dropout,
     aten.mul.Tensor: _feature_dropout,
@@ -198,19 +168,21 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten.copy.default: _copy,
     aten.fill.Tensor: _copy,
-    aten.fill.Scalar: _fill,
+    aten.fill.Scalar: lambda n: _makes(n, "aten.full.default", n.args[1]),
     aten.embedding.default: _embedding,
     aten.lstm.input: _recurrent,
     aten.gru.input: _recurrent,
     aten.rnn_tanh.input: _recurrent,
     aten.rnn_relu.input: _recurrent,
-    aten.bernoulli.p: _made("bernoulli", 1),
+    aten.bernoulli.p: lambda n: _makes(n, "shoal.bernoulli.default", n.args[1]),
     aten.bernoulli.default: lambda n: Rewrite("shoal.bernoulli_like.default", (n.args[0],)),
-    aten.rand.default: _made("rand"),
-    aten.rand_like.default: _made("rand"),
-    aten.randn.default: _made("randn"),
-    aten.randn_like.default: _made("randn"),
-    aten.exponential.default: _exponential,
+    aten.rand.default: lambda n: _makes(n, "shoal.rand.default"),
+    aten.rand_like.default: lambda n: _makes(n, "shoal.rand.default"),
+    aten.randn.default: lambda n: _makes(n, "shoal.randn.default"),
+    aten.randn_like.default: lambda n: _makes(n, "shoal.randn.default"),
+    aten.exponential.default: lambda n: _makes(
+        n, "shoal.exponential.default", _arg(n, 1, "lambd", 1.0)
+    ),
     aten.view.default: lambda n: Rewrite("aten.reshape.default", n.args[:2]),
     aten._unsafe_view.default: lambda n: Rewrite("aten.reshape.default", n.args[:2]),
     aten._reshape_alias.default: lambda n: Rewrite("aten.reshape.default", n.args[:2]),

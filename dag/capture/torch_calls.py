@@ -14,7 +14,6 @@ it (a table of positions that is made once and kept).
 from __future__ import annotations
 
 import hashlib
-import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..ir.capture_errors import Place, user_frame
+from ..ir.capture_errors import Place, place_at, user_frame
 
 __all__ = ["Call", "CallTrace", "TorchCalls", "same_identity", "unlike"]
 
@@ -66,11 +65,6 @@ class Call:
     def where(self) -> Place | None:
         """File, line number and text of the user's line."""
         return place_at(self.place)
-
-
-def place_at(at: tuple[str, int] | None) -> Place | None:
-    """A line with its text."""
-    return None if at is None else (*at, linecache.getline(*at).strip())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._export.utils import _compiling_state_context
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .export import bare, forward_of
-from .modes import in_mode, with_tensors
+from .export import forward_of
+from .modes import given_without_values, in_mode, without_values
 
 __all__ = ["CaptureFingerprints", "ModuleChain", "UnclearError", "same_in_eval", "trace"]
 
@@ -101,11 +100,9 @@ def trace(
     comes from nowhere; and whatever the forward raises.
     """
     try:
-        return _run(module, inputs, loss, batch, chains, nullcontext(), "meta")
+        return _run(module, inputs, loss, batch, chains, on_meta=True)
     except Exception:  # tensors that the forward makes on the CPU do not go with those on meta
-        fake = detect_fake_mode([*module.parameters(), *module.buffers()])
-        mode = fake or FakeTensorMode(allow_non_fake_inputs=True)  # ten times as slow
-        return _run(module, inputs, loss, batch, chains, mode, None)
+        return _run(module, inputs, loss, batch, chains, on_meta=False)
 
 
 def same_in_eval(
@@ -130,23 +127,12 @@ def _run(
     loss: Callable[..., Any] | None,
     batch: int,
     chains: Sequence[ModuleChain],
-    mode: AbstractContextManager[Any],
-    device: str | None,
+    *,
+    on_meta: bool,
 ) -> CaptureFingerprints:
-    """The trace under a mode, or with everything that the module has on another device."""
-    tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    if device is not None:
-        tensors = {n: bare(t, device) for n, t in tensors.items()}
-    recorder = _Recorder(chains, {id(t): n for n, t in tensors.items()})
-    with (
-        torch.random.fork_rng(devices=[]),
-        with_tensors(module, tensors),
-        mode,
-    ):
-        given = {
-            name: torch.empty((batch, *t.shape[1:]), dtype=t.dtype, device=device or t.device)
-            for name, t in inputs.items()
-        }
+    with without_values(module, on_meta) as tensors:
+        recorder = _Recorder(chains, {id(t): n for n, t in tensors.items()})
+        given = given_without_values(inputs, batch, on_meta)
         for name, tensor in given.items():
             recorder.from_outside(tensor, name)
         hook = register_module_forward_pre_hook(recorder.called)

@@ -75,7 +75,9 @@ def prove_values(
     MOST_NUMBERS, or of which a call takes more than MOST_FLOPS, are not tried, and those of which
     buffers have no values; nor is anything once it is `late`. The module, and all random state, are
     as they were."""
-    if (numbers := _numbers(forward.module)) > MOST_NUMBERS:
+    module = forward.module
+    numbers = sum(t.numel() for t in (*module.parameters(), *module.buffers()))
+    if numbers > MOST_NUMBERS:
         return _untried(f"it has {numbers:,} numbers, and up to {MOST_NUMBERS:,} are tried")
     if not _known(forward.module, constants):
         return _untried("not all of its tensors have values on the CPU here")
@@ -301,10 +303,6 @@ def _dead(op: Operator, number: int, last: Mapping[str, int], kept: set[str]) ->
     """What nobody reads any more."""
     done = [v for v in op.reads if last[v] == number] + [v for v in op.values if v not in last]
     return [v for v in done if v not in kept]
-
-
-def _numbers(module: nn.Module) -> int:
-    return sum(t.numel() for t in (*module.parameters(), *module.buffers()))
 
 
 def _known(module: nn.Module, constants: Mapping[str, Tensor]) -> bool:

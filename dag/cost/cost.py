@@ -10,8 +10,8 @@ and backward (`trial.py`), and nothing is computed.
                         and one call each
     backward        = the same sum over what autograd runs for the gradients that are needed
     flops_forward   = one number for it: a byte counts FLOPS_PER_BYTE; flops_backward likewise
-    saved_bytes(op) = bytes of the storages that autograd keeps from its forward to its backward
-                      and that no earlier operator kept; parameters, buffers, data not counted
+    saves(op)       = the storages that autograd keeps from its forward to its backward;
+                      parameters, buffers, data not counted
     parameter_bytes = bytes of the parameters that it is the first to read
 
 In an interval, parameters and storages count once (`stage_cost`); a value that two stages keep is
@@ -67,7 +67,6 @@ class OperatorCost(_Cost):
     parameter_bytes: int
     output_bytes: int
     """Sum of the sizes of its results, views included: what would cross a cut behind it."""
-    saved_bytes: int
     reads: tuple[tuple[str, int], ...] = ()
     """Parameters and buffers that it reads, by value name, with their bytes."""
     saves: tuple[tuple[int, int], ...] = ()
@@ -86,7 +85,6 @@ class StageCost(_Cost):
     """Cost of an interval of operators for one microbatch; bytes of shared things count once."""
 
     parameter_bytes: int
-    saved_bytes: int
 
 
 def cost(graph: Graph) -> tuple[OperatorCost, ...]:
@@ -107,12 +105,10 @@ def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCos
     """Cost of operators [start, stop)."""
     part = costs[start:stop]
     reads = dict(item for c in part for item in c.reads)
-    saves = dict(item for c in part for item in c.saves)
     return StageCost(
         sum((c.forward for c in part), Work()),
         sum((c.backward for c in part), Work()),
         sum(size for value, size in reads.items() if value.startswith("param:")),
-        sum(saves.values()),
     )
 
 
@@ -127,7 +123,6 @@ class _Ledger:
         self._storage: dict[str, int | None] = {}  # None: not counted (parameters, buffers, data)
         self._bytes: list[int] = []  # by number of the storage
         self._counted_parameters: set[str] = set()
-        self._counted_storages: set[int] = set()
 
     def enter(self, op: Operator) -> OperatorCost:
         reads = op.reads
@@ -150,15 +145,12 @@ class _Ledger:
             v: self._graph.spec[v].size_bytes for v in reads if v.startswith(("param:", "buffer:"))
         }
         parameters = {v for v in outside if v.startswith("param:")} - self._counted_parameters
-        storages = saves.keys() - self._counted_storages
         self._counted_parameters |= parameters
-        self._counted_storages |= storages
         return OperatorCost(
             found.forward,
             found.backward,
             sum(outside[v] for v in parameters),
             sum(o.spec.size_bytes for o in op.outputs if o.spec),
-            sum(saves[n] for n in storages),
             tuple(outside.items()),
             tuple(saves.items()),
             tuple((-1, 0) if n is None else (n, self._bytes[n]) for n in made),

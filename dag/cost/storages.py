@@ -156,19 +156,14 @@ class Storages:
             (i, place.setdefault(v, len(place))) for i, c in enumerate(costs) for v, _ in c.reads
         ]
         weights = {place[value]: bytes_ for c in costs for value, bytes_ in c.reads}
-        trained = {
-            f"param:{p.name}": max(p.spec.elements, p.spec.size_bytes // 4)
-            for p in graph.parameters
-            if p.trainable
-        }
-        updating = {
-            f"param:{p.name}": 2 * p.spec.size_bytes for p in graph.parameters if p.trainable
-        }
-        if in_8_bits:
-            for p in graph.parameters:
-                if (name := f"param:{p.name}") in trained:
-                    trained[name] = counted_in_8_bits(p.spec.elements, 4 * trained[name])
-                    updating[name] = update_in_8_bits(p.spec.elements, updating[name])
+        trained: dict[str, int] = {}
+        updating: dict[str, int] = {}
+        for name, spec in ((f"param:{p.name}", p.spec) for p in graph.parameters if p.trainable):
+            trained[name] = max(spec.elements, spec.size_bytes // 4)
+            updating[name] = 2 * spec.size_bytes
+            if in_8_bits:
+                trained[name] = counted_in_8_bits(spec.elements, 4 * trained[name])
+                updating[name] = update_in_8_bits(spec.elements, updating[name])
         updates = {f"buffer:{b.name}" for b in graph.buffers if b.update}
         return cls(
             size=_filled(count, size, 0),

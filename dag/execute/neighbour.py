@@ -29,14 +29,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..analysis.blocks import blocks
-from ..ir.graph import Arg, Graph, Operator, Ref
+from ..ir.graph import Graph, Operator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..plan.cut import Stage
-
-__all__ = ["BOOST", "LEARNED", "Rebuild", "Repeated", "mean", "rebuild", "repeated"]
 
 BOOST = 1.1
 """What the learning rate of rebuilt parameters is multiplied with, once (124M and 1.5B there)."""
@@ -222,16 +220,8 @@ def _stand_ins(
 def _in_places(operators: Sequence[Operator]) -> tuple[str, ...]:
     """The parameter at each place where one is read, repetitions included."""
     return tuple(
-        name
+        value.removeprefix("param:")
         for op in operators
-        for arg in (*op.args, *(a for _, a in op.kwargs))
-        for name in _parameters(arg)
+        for value in op.mentions
+        if value.startswith("param:")
     )
-
-
-def _parameters(arg: Arg) -> Iterator[str]:
-    if isinstance(arg, tuple):
-        for item in arg:
-            yield from _parameters(item)
-    elif isinstance(arg, Ref) and arg.value.startswith("param:"):
-        yield arg.value.removeprefix("param:")

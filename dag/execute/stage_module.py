@@ -34,8 +34,6 @@ from ..ir.rules.rules import check
 from .stand_ins import function_of, linear
 from .weight_half import Noted, WaitingOperator, note
 
-__all__ = ["StageModule", "build"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageModule:

@@ -34,9 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ir.operators import resolve
-from ..ir.quantized import slice_rows, slices
-
-__all__ = ["function_of", "gradient_of_bias", "gradient_of_weight", "is_sliced", "linear"]
+from ..ir.quantized import product, product_back, slice_rows
 
 # Products with 16-bit weights on a CPU that has no instructions for them.
 #
@@ -92,32 +90,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        flat = x.reshape(-1, x.shape[-1]).float()
-        out = x.new_empty(*x.shape[:-1], weight.shape[0])
-        made = out.view(-1, weight.shape[0])
-        for part, wide in slices(weight, torch.float32):
-            sums = flat @ wide.t()
-            if bias is not None:
-                sums += bias[part]
-            made[:, part] = sums
-        return out
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        flat = grads[0].reshape(-1, weight.shape[0]).float()
-        dx = dw = db = None
-        if needs_x:
-            sums = flat.new_zeros(len(flat), weight.shape[1])
-            for part, wide in slices(weight, torch.float32):
-                sums.addmm_(flat[:, part], wide)
-            dx = sums.to(grads[0].dtype).view(*grads[0].shape[:-1], weight.shape[1])
-        if needs_weight:
-            dw = gradient_of_weight(x, grads[0])
-        if needs_bias:
-            db = gradient_of_bias(grads[0])
-        return dx, dw, db
+        return (
+            product_back(grads[0], weight) if needs_x else None,
+            gradient_of_weight(x, grads[0]) if needs_weight else None,
+            gradient_of_bias(grads[0]) if needs_bias else None,
+        )
 
 
 _aten = torch.ops.aten

@@ -21,23 +21,6 @@ from torch.fx import Node
 
 from .torch_parts import instead_in
 
-__all__ = [
-    "PLACE",
-    "CaptureError",
-    "Place",
-    "explain",
-    "first_line",
-    "is_own_file",
-    "line_of",
-    "misfit",
-    "place_of",
-    "refused",
-    "text_of",
-    "unfollowed",
-    "user_frame",
-    "user_place",
-]
-
 PLACE = "shoal_line"
 """Key under which a node's `custom` metadata has `FILE:LINE: CODE` (dag/capture/places.py)."""
 
@@ -130,10 +113,14 @@ def user_frame() -> tuple[str, int] | None:
     return None
 
 
+def place_at(at: tuple[str, int] | None) -> Place | None:
+    """A line with its text."""
+    return None if at is None else (*at, linecache.getline(*at).strip())
+
+
 def user_place() -> Place | None:
-    """Return that line with its text."""
-    found = user_frame()
-    return None if found is None else (*found, linecache.getline(*found).strip())
+    """Return the line of `user_frame` with its text."""
+    return place_at(user_frame())
 
 
 def line_of(node: Node) -> str:
@@ -141,15 +128,12 @@ def line_of(node: Node) -> str:
     noted = (node.meta.get("custom") or {}).get(PLACE)
     if noted:
         return str(noted)
-    for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', _trace(node))):
+    trace = str(node.meta.get("stack_trace") or "")
+    for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', trace)):
         if _is_users(file):
-            return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
+            return text_of(place_at((file, int(line))))
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return f"module {stack[-1][0].removeprefix('module.')!r}" if stack else text_of(None)
-
-
-def _trace(node: Node) -> str:
-    return str(node.meta.get("stack_trace") or "")
 
 
 _HINTS: tuple[tuple[str, str, str], ...] = (

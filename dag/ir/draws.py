@@ -123,11 +123,7 @@ def key_of(seed: int, stream: str) -> Key:
     return a, b
 
 
-def _steps() -> npt.NDArray[np.uint64]:
-    return np.arange(CHUNK, dtype=np.uint64) * np.uint64(_GOLDEN)
-
-
-_STEPS = _steps()
+_STEPS = np.arange(CHUNK, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def _centred(key: Key, start: int, count: int) -> Floats:

@@ -10,7 +10,7 @@ symbolic ever reaches a stage or a link.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -203,11 +203,18 @@ class Operator:
         return tuple(f"{self.name}.{i}" for i in range(len(self.outputs)))
 
     @property
+    def mentions(self) -> list[str]:
+        """Names of the values in its arguments, in order, repeated ones too."""
+        return [v for a in (*self.args, *(a for _, a in self.kwargs)) for v in refs(a)]
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Names of the values that it reads, each once, in order of first use."""
-        found = [v for a in self.args for v in refs(a)]
-        found += [v for _, a in self.kwargs for v in refs(a)]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(self.mentions))
+
+    def arg(self, index: int, name: str, default: Arg = None) -> Any:
+        """Return the argument at a place, or that keyword."""
+        return self.args[index] if index < len(self.args) else dict(self.kwargs).get(name, default)
 
     def mapped(self, change: Callable[[Arg], Arg]) -> Operator:
         """The operator with `change` applied to every leaf of its arguments."""
@@ -215,6 +222,10 @@ class Operator:
         return replace(
             self, args=args, kwargs=tuple((k, map_arg(a, change)) for k, a in self.kwargs)
         )
+
+    def renamed(self, names: Mapping[str, str]) -> Operator:
+        """The operator with values that it reads under other names."""
+        return self.mapped(lambda a: Ref(names.get(a.value, a.value)) if isinstance(a, Ref) else a)
 
     def __repr__(self) -> str:
         args = [repr(a) for a in self.args] + [f"{k}={a!r}" for k, a in self.kwargs]
@@ -329,6 +340,16 @@ class Graph:
         return {v: i for i, op in enumerate(self.operators) for v in op.values}
 
     @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Indices of the operators that read each value, ascending; what is read first comes
+        first."""
+        found: dict[str, list[int]] = {}
+        for i, op in enumerate(self.operators):
+            for value in op.reads:
+                found.setdefault(value, []).append(i)
+        return found
+
+    @cached_property
     def spec(self) -> dict[str, TensorSpec]:
         """Spec of every value, inputs, parameters and buffers included."""
         found = {f"in:{i.name}": i.spec for i in self.inputs}
@@ -356,6 +377,12 @@ class Graph:
         found = [self.loss, self.weight, *(v for _, v in self.metrics)]
         found += [b.update.value for b in self.buffers if b.update]
         return tuple(v for v in dict.fromkeys(found) if v)
+
+    def giving(self, names: Mapping[str, str]) -> Graph:
+        """The graph with loss, weight and metrics under other names."""
+        loss, weight = (names.get(v, v) for v in (self.loss, self.weight))
+        metrics = tuple((k, names.get(v, v)) for k, v in self.metrics)
+        return replace(self, loss=loss, weight=weight, metrics=metrics)
 
     def __repr__(self) -> str:
         trainable = sum(p.trainable for p in self.parameters)

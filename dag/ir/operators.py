@@ -19,6 +19,7 @@ __all__ = [
     "POINTWISE",
     "OperatorError",
     "allowed",
+    "aten",
     "check",
     "is_own",
     "resolve",
@@ -32,7 +33,7 @@ class OperatorError(ValueError):
     """An operator that is not on the allow-list; the message names it and says what to do."""
 
 
-def _names(*groups: str) -> frozenset[str]:
+def aten(*groups: str) -> frozenset[str]:
     """`aten.NAME.OVERLOAD` for every word; a word without a dot means the overload `default`."""
     words = " ".join(groups).split()
     return frozenset(f"aten.{w}" if "." in w else f"aten.{w}.default" for w in words)
@@ -136,11 +137,11 @@ binary_cross_entropy_with_logits kl_div soft_margin_loss cosine_embedding_loss
 triplet_margin_loss margin_ranking_loss poisson_nll_loss hinge_embedding_loss
 """
 
-POINTWISE = _names(_POINTWISE)
+POINTWISE = aten(_POINTWISE)
 """What works element by element on arguments that are broadcast."""
 
 FULL = (
-    _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK)
+    aten(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK)
     | RANDOM
     | EXPERTS
     | QUANTIZED
@@ -148,7 +149,7 @@ FULL = (
 """What a captured graph may contain."""
 
 CORE = (
-    _names(
+    aten(
         """
 abs acos acosh add.Tensor add.Scalar asin asinh atan atanh atan2 bitwise_and.Tensor
 bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor

@@ -25,10 +25,11 @@ __all__ = [
     "OPERATORS",
     "int8_embedding",
     "int8_linear",
+    "product",
+    "product_back",
     "quantized",
     "scale_sizes",
     "slice_rows",
-    "slices",
 ]
 
 SLICE = 1 << 22
@@ -110,7 +111,7 @@ def slice_rows(columns: int) -> int:
     return max(1, SLICE // max(1, columns))
 
 
-def slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+def _slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Rows of a weight (out, in) with their copy in another dtype, which holds until the next
     ones."""
     rows = min(len(weight), slice_rows(weight.shape[1]))
@@ -120,34 +121,52 @@ def slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]
         yield slice(at, at + rows), buffer[: len(part)].copy_(part)
 
 
+def product(
+    x: Tensor, matrix: Tensor, bias: Tensor | None, factors: Tensor | None = None
+) -> Tensor:
+    """x · matrixᵀ · factors + bias, with the rows of `matrix` (out, in) wide a slice at a time, and
+    rounded once: x (…, in), factors and bias (out,)."""
+    flat = x.reshape(-1, x.shape[-1]).to(_dtype(x))
+    out = x.new_empty(*x.shape[:-1], len(matrix))
+    made = out.view(-1, len(matrix))
+    for part, wide in _slices(matrix, flat.dtype):
+        sums = flat @ wide.t()
+        if factors is not None:
+            sums *= factors[part]
+        if bias is not None:
+            sums += bias[part]
+        made[:, part] = sums
+    return out
+
+
+def product_back(grad: Tensor, matrix: Tensor, factors: Tensor | None = None) -> Tensor:
+    """The gradient of x of such a product, of that of its result (…, out)."""
+    flat = grad.reshape(-1, len(matrix)).to(_dtype(grad))
+    if factors is not None:
+        flat = flat * factors.to(flat.dtype)
+    sums = flat.new_zeros(len(flat), matrix.shape[1])
+    for part, wide in _slices(matrix, flat.dtype):
+        sums.addmm_(flat[:, part], wide)
+    return sums.to(grad.dtype).view(*grad.shape[:-1], matrix.shape[1])
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight, scale)
         matrix, factors = _by_rows(weight, scale)
-        flat = x.reshape(-1, x.shape[-1]).to(_dtype(x))
-        out = x.new_empty(*x.shape[:-1], len(matrix))
-        made = out.view(-1, len(matrix))
-        for part, wide in slices(matrix, flat.dtype):
-            sums = (flat @ wide.t()).mul_(factors[part])
-            made[:, part] = sums if bias is None else sums.add_(bias[part])
-        return out
+        return product(x, matrix, bias, factors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         matrix, factors = _by_rows(*ctx.saved_tensors)
         needs_x, _, _, needs_bias = ctx.needs_input_grad
-        flat = grad.reshape(-1, len(matrix)).to(_dtype(grad))
         dx = db = None
         if needs_bias:
-            db = flat.sum(0).to(grad.dtype)
+            db = grad.reshape(-1, len(matrix)).to(_dtype(grad)).sum(0).to(grad.dtype)
         if needs_x:
-            scaled = flat * factors.to(flat.dtype)
-            sums = flat.new_zeros(len(flat), matrix.shape[1])
-            for part, wide in slices(matrix, flat.dtype):
-                sums.addmm_(scaled[:, part], wide)
-            dx = sums.to(grad.dtype).view(*grad.shape[:-1], matrix.shape[1])
+            dx = product_back(grad, matrix, factors)
         return dx, None, None, db
 
 

@@ -27,24 +27,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-__all__ = [
-    "OPERATORS",
-    "ROUNDED",
-    "Table",
-    "attention",
-    "bernoulli",
-    "bernoulli_like",
-    "dropout",
-    "exponential",
-    "feature_dropout",
-    "rand",
-    "randn",
-    "rounded",
-    "rounding_key",
-    "step_key",
-    "table",
-]
-
 _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
 _LEVELS = 1 << 16
 _log = logging.getLogger(__name__)
@@ -291,13 +273,10 @@ def rounded(x: Tensor, first: int, *, key: int) -> Tensor:
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    "dropout": dropout,
-    "feature_dropout": feature_dropout,
-    "attention": attention,
-    "bernoulli": bernoulli,
-    "bernoulli_like": bernoulli_like,
-    "rand": rand,
-    "randn": randn,
-    "exponential": exponential,
+    made.__name__: made
+    for made in (
+        *(dropout, feature_dropout, attention, bernoulli, bernoulli_like),
+        *(rand, randn, exponential),
+    )
 }
 """The functions behind `shoal.NAME.default`."""

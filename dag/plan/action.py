@@ -22,20 +22,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "EXCHANGES",
-    "ROUNDS",
-    "TRAITS",
-    "VISITS",
-    "Action",
-    "ExchangeContent",
-    "Kind",
-    "KindTraits",
-    "ScheduleError",
-    "named",
-    "training_visits",
-]
-
 
 class ScheduleError(ValueError):
     """Action lists that break a rule, or a text that is no action."""
@@ -160,17 +146,10 @@ TRAITS: Mapping[Kind, KindTraits] = {
         by_itself=True,
     ),
     Kind.EVALUATE: KindTraits("visit", "evaluate", "forward", number=2),
-    Kind.GIVE: KindTraits("exchange"),
-    Kind.REDUCE: KindTraits("exchange"),
-    Kind.RELAY: KindTraits("exchange"),
-    Kind.TAKE: KindTraits("exchange"),
+    **dict.fromkeys((Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE), KindTraits("exchange")),
     Kind.UPDATE: KindTraits("step", "update"),
-    Kind.CONTRIBUTE: KindTraits("round"),
-    Kind.EXCHANGE: KindTraits("round"),
-    Kind.UNMASK: KindTraits("round"),
-    Kind.APPLY: KindTraits("round"),
-    Kind.SHOW: KindTraits("round"),
-    Kind.LAND: KindTraits("round"),
+    **dict.fromkeys((Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.UNMASK), KindTraits("round")),
+    **dict.fromkeys((Kind.APPLY, Kind.SHOW, Kind.LAND), KindTraits("round")),
 }
 """The table of actions. Lists, their checker, costs, memory, traces, reports and faults ask it;
 beside it stand only the wiring (`dag/schedule/flow.py`), and what a device and a ghost do for an

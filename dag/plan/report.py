@@ -9,18 +9,6 @@ from typing import NamedTuple
 
 from .plan import PeerId, Plan
 
-__all__ = [
-    "NO_REPORT",
-    "Alternative",
-    "CodecUse",
-    "LinkPrediction",
-    "PeerPrediction",
-    "PlanReport",
-    "PlanWithReport",
-    "Prediction",
-    "Spare",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PeerPrediction:
@@ -118,3 +106,8 @@ class PlanWithReport(NamedTuple):
 
     plan: Plan
     report: PlanReport = NO_REPORT
+
+    @property
+    def step_s(self) -> float:
+        """How long its planner expects a step to take."""
+        return self.report.predicted.step_s

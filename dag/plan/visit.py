@@ -7,8 +7,6 @@ from typing import NewType
 
 from .action import Action
 
-__all__ = ["PeerId", "Route", "Visit", "Visits"]
-
 PeerId = NewType("PeerId", str)
 
 

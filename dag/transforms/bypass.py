@@ -7,9 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..analysis.skippable import skippable_blocks
-from ..ir.graph import Arg, Graph, GraphError, Operator, Ref
-
-__all__ = ["without_blocks", "without_every_second"]
+from ..ir.graph import Graph, GraphError, Operator
 
 
 def without_every_second(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
@@ -41,21 +39,15 @@ def without_blocks(graph: Graph, names: Collection[str]) -> Graph:
             raise GraphError(f"block {name} cannot be left out: it {block.why_not}")
         instead[block.made] = block.taken
         gone.update(range(block.start, block.stop))
-
-    def change(arg: Arg) -> Arg:
-        if not isinstance(arg, Ref):
-            return arg
-        value = arg.value
-        while value in instead:
-            value = instead[value]
-        return Ref(value)
-
+    for made in instead:
+        while instead[made] in instead:
+            instead[made] = instead[instead[made]]
     trains = {f"param:{p.name}" for p in graph.parameters if p.trainable}
     operators: list[Operator] = []
     for i, op in enumerate(graph.operators):
         if i in gone:
             continue
-        changed = op.mapped(change)
+        changed = op.renamed(instead)
         above = not trains.isdisjoint(changed.reads)
         outputs = tuple(replace(o, grad=o.grad and above) for o in op.outputs)
         changed = replace(changed, outputs=outputs)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ..ir.graph import Arg, Graph, GraphError, Operator
 from .head import linear_args
 
-__all__ = ["Classifier", "classifier_of", "flat_width", "upstream", "value_of"]
-
 _LOSS, _LINEAR = "aten.cross_entropy_loss.default", "aten.linear.default"
 _NLL, _LOGARITHM = "aten.nll_loss_nd.default", "aten.log_softmax.int"
 _PLAIN: tuple[Arg, ...] = (None, 1, -100, 0.0)
@@ -75,10 +73,9 @@ def _judged(graph: Graph) -> tuple[str, str]:
         raise GraphError(f"the model weighs its losses by {graph.weight}: expected a plain mean")
     (loss,) = losses
     plain = _PLAIN if loss.target == _LOSS else _PLAIN[:3]
-    names = ("weight", "reduction", "ignore_index", "label_smoothing")[: len(plain)]
-    given = dict(zip(names, plain, strict=True)) | dict(zip(names, loss.args[2:], strict=False))
-    given |= {k: v for k, v in loss.kwargs if k in names}
-    if tuple(given.values()) != plain:
+    names = ("weight", "reduction", "ignore_index", "label_smoothing")
+    given = zip(range(2, 2 + len(plain)), names, plain, strict=False)
+    if tuple(loss.arg(*one) for one in given) != plain:
         raise GraphError(
             "its cross entropy has class weights, a reduction, an ignored label or smoothing: "
             "expected a plain one"

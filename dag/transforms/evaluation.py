@@ -10,20 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import Arg, Graph, GraphError, Operator, OperatorSet, Output, Ref, map_arg
-from ..ir.operators import takes_key
+from ..ir.operators import aten, takes_key
 from . import norm
 from .simplify import simplify
 
-__all__ = ["EvaluationError", "check_evaluation", "evaluation", "only_masks_change"]
-
 _NO_TRAINING = "aten._native_batch_norm_legit_no_training.default"
-_RECURRENT = frozenset(f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+_RECURRENT = aten("lstm.input gru.input rnn_tanh.input rnn_relu.input")
 _DROPOUT = frozenset({"shoal.dropout.default", "shoal.feature_dropout.default"})
-_SAME_ELEMENTS = frozenset(
-    {f"aten.{name}.default" for name in ("_reshape_alias", "_unsafe_view", "alias", "clone")}
-    | {f"aten.{name}.default" for name in ("contiguous", "lift_fresh_copy", "reshape", "squeeze")}
-    | {f"aten.{name}.default" for name in ("unsqueeze", "view", "view_as")}
-    | {"aten.flatten.using_ints", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unflatten.int"}
+_SAME_ELEMENTS = aten(
+    "_reshape_alias _unsafe_view alias clone contiguous lift_fresh_copy reshape squeeze unsqueeze",
+    "view view_as flatten.using_ints squeeze.dim squeeze.dims unflatten.int",
 )
 """Copies and views with the elements of their first argument, in its order."""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.graph import Arg, Graph, GraphError, Operator, Ref
-
-__all__ = ["LOWEST", "MEAN", "RESHAPE", "SUM", "Head", "find_head", "linear_args"]
+from ..ir.graph import Graph, GraphError, Operator, Ref
+from ..ir.operators import aten
 
 _LOSS = "aten.cross_entropy_loss.default"
 _LINEARS = {
@@ -18,13 +17,9 @@ _LINEARS = {
 _CAST = "aten._to_copy.default"
 _SLICE = "aten.slice.Tensor"
 RESHAPE = frozenset({"aten.reshape.default", "aten.view.default"})
-_EACH = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("_to_copy.default", "alias.default", "clone.default", "contiguous.default"),
-        *("mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "neg.default", "tanh.default"),
-        *("clamp.default", "to.dtype"),
-    )
+_EACH = aten(
+    "_to_copy alias clone contiguous mul.Tensor mul.Scalar div.Tensor div.Scalar neg tanh clamp",
+    "to.dtype",
 )
 """Operators that change each logit by itself, when they read nothing else."""
 
@@ -68,15 +63,11 @@ def find_head(graph: Graph) -> Head:
     if len(losses) != 1:
         raise GraphError(f"the model has {len(losses)} cross entropies: expected one, over a head")
     (loss,) = losses
-    defaults: tuple[Arg, ...] = (None, None, None, MEAN, -100, 0.0)
-    names = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
-    given = dict(zip(names, defaults, strict=True)) | dict(zip(names, loss.args, strict=False))
-    given |= dict(loss.kwargs)
-    logits, target = given["self"], given["target"]
-    reduction, ignore = given["reduction"], given["ignore_index"]
-    if given["weight"] is not None:
+    logits, target = loss.arg(0, "self"), loss.arg(1, "target")
+    reduction, ignore = loss.arg(3, "reduction", MEAN), loss.arg(4, "ignore_index", -100)
+    if loss.arg(2, "weight") is not None:
         raise GraphError("its cross entropy has class weights: only an unweighted one is split")
-    if given["label_smoothing"]:
+    if loss.arg(5, "label_smoothing", 0.0):
         raise GraphError("its cross entropy smooths labels: only one without smoothing is split")
     if not isinstance(logits, Ref) or not isinstance(target, Ref):
         raise GraphError(f"{loss.name} does not read its logits and labels as tensors")
@@ -91,14 +82,13 @@ def find_head(graph: Graph) -> Head:
     if spec.dtype not in LOWEST:
         raise GraphError(f"its logits reach the loss as {spec.dtype}: expected float32 or float64")
 
-    readers = _readers(graph)
     chain: list[Operator] = []
     value = logits.value
     while True:
         op = graph.operators[graph.producer[value]] if value in graph.producer else loss
         if op.name != value or op is loss:
             raise GraphError(f"its logits are {value}: expected them from a linear operator")
-        if readers[value] != 1:
+        if _times_read(graph, value) != 1:
             raise GraphError(f"the logits {value} are read elsewhere, too: only the loss may")
         if op.target in _LINEARS:
             break
@@ -106,7 +96,7 @@ def find_head(graph: Graph) -> Head:
         chain.insert(0, op)
         value = op.reads[0]
     matrices = linear_args(op)[1:]
-    weights = tuple(_weight(graph, readers, op, ref) for ref in matrices)
+    weights = tuple(_weight(graph, op, ref) for ref in matrices)
     words = spec.shape[1]
     shapes = [graph.spec[f"param:{name}"].shape for name, _ in weights]
     flat = [len(shape) for shape in shapes] in ([2], [2, 1], [2, 2], [2, 2, 1])
@@ -115,13 +105,9 @@ def find_head(graph: Graph) -> Head:
     return Head(op, tuple(chain), loss, weights, target.value, reduction, ignore)
 
 
-def _readers(graph: Graph) -> dict[str, int]:
-    """How often each value is read, by operators and as a result."""
-    found = dict.fromkeys(graph.results, 1)
-    for op in graph.operators:
-        for value in op.reads:
-            found[value] = found.get(value, 0) + 1
-    return found
+def _times_read(graph: Graph, value: str) -> int:
+    """How often a value is read, by operators and as a result."""
+    return len(graph.readers.get(value, ())) + (value in graph.results)
 
 
 def _check_between(op: Operator, graph: Graph) -> None:
@@ -146,20 +132,16 @@ def _check_between(op: Operator, graph: Graph) -> None:
 def linear_args(op: Operator) -> tuple[Ref, ...]:
     """The arguments of a linear operator: input, weight, scale where it has one, and bias, if there
     is one."""
-    names = _LINEARS[op.target]
-    given = dict(zip(names, op.args, strict=False)) | dict(op.kwargs)
-    found = (given.get(name) for name in names)
+    found = (op.arg(i, name) for i, name in enumerate(_LINEARS[op.target]))
     return tuple(a for a in found if isinstance(a, Ref))
 
 
-def _weight(
-    graph: Graph, readers: dict[str, int], linear: Operator, ref: Ref
-) -> tuple[str, Operator | None]:
+def _weight(graph: Graph, linear: Operator, ref: Ref) -> tuple[str, Operator | None]:
     """The parameter behind an argument of the head, and the cast between them."""
     cast, value = None, ref.value
     if value in graph.producer:
         cast = graph.operators[graph.producer[value]]
-        one = readers[value] == len(cast.reads) == 1 and not cast.returns_tuple
+        one = _times_read(graph, value) == len(cast.reads) == 1 and not cast.returns_tuple
         if cast.target != _CAST or not one:
             raise GraphError(
                 f"the head's matrix is {value} ({cast.target}): expected a parameter of the model"
@@ -168,8 +150,9 @@ def _weight(
     if not value.startswith("param:"):
         raise GraphError(f"the head's matrix is {value}: expected a parameter of the model")
     name = value.removeprefix("param:")
-    if readers[value] != 1:
-        others = [op for op in graph.operators if value in op.reads and op not in (linear, cast)]
+    if _times_read(graph, value) != 1:
+        others = [graph.operators[i] for i in graph.readers[value]]
+        others = [op for op in others if op not in (linear, cast)]
         lookup = any(op.target == "aten.embedding.default" for op in others)
         what = "the embedding" if lookup else "something else"
         names = ", ".join(op.name for op in others) or "its own head"

@@ -13,15 +13,12 @@ from dataclasses import dataclass, replace
 
 from ..ir.graph import Arg, Dtype, Graph, Operator, Output, Ref, TensorSpec
 from ..ir.infer import Inferred, infer_operator, outside
+from ..ir.operators import aten
 
 __all__ = ["AS_MADE", "HIGHER", "LOWER", "KeptDtypes", "cast_of", "mixed"]
 
 
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten.{n}" if "." in n else f"aten.{n}.default" for n in names.split())
-
-
-LOWER = _aten(
+LOWER = aten(
     """addbmm addmm addmv baddbmm bilinear bmm conv1d conv1d.padding conv2d conv2d.padding conv3d
     conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution einsum gru.input
     gru_cell linear lstm.input lstm_cell matmul mm mv rnn_relu.input rnn_tanh.input
@@ -29,7 +26,7 @@ LOWER = _aten(
 ) | {"shoal.attention.default", "shoal.grouped_mm.default"}
 """Run in `lower`: matrix products."""
 
-HIGHER = _aten(
+HIGHER = aten(
     """_fused_rms_norm _log_softmax _softmax acos asin binary_cross_entropy
     binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
     cross_entropy_loss cumprod cumsum erfinv exp expm1 group_norm hinge_embedding_loss
@@ -43,7 +40,7 @@ HIGHER = _aten(
 )
 """Run in float32: reductions, norms, losses and what has a large range."""
 
-WIDEST = _aten(
+WIDEST = aten(
     """_trilinear addcdiv addcmul atan2 bucketize.Tensor cat copy dot grid_sampler
     grid_sampler_2d index_add index_copy index_put lerp.Scalar lerp.Tensor masked_scatter
     scatter.src scatter_add scatter_reduce.two select_scatter slice_scatter stack"""
@@ -128,17 +125,8 @@ def _float32_results(graph: Graph, known: Inferred) -> Graph:
         if value and known[value][0].dtype != "float32" and value not in casts:
             name = f"{value.replace('.', '_')}_float32"
             casts[value] = cast_of(name, value, "float32", graph.spec[value], "")
-
-    def new(value: str) -> str:
-        return casts[value].name if value in casts else value
-
-    return replace(
-        graph,
-        operators=(*graph.operators, *casts.values()),
-        loss=new(graph.loss),
-        weight=new(graph.weight),
-        metrics=tuple((k, new(v)) for k, v in graph.metrics),
-    )
+    operators = (*graph.operators, *casts.values())
+    return replace(graph.giving({v: c.name for v, c in casts.items()}), operators=operators)
 
 
 # What parameters are kept in between their uses (`frozen_dtype`, `trained_dtype` of a job).
@@ -198,8 +186,4 @@ def _read(op: Operator, changed: dict[str, str], graph: Graph) -> list[Operator]
         value: cast_of(f"{op.name}_kept{i}", value, "float32", graph.spec[value], op.module)
         for i, value in enumerate(mine)
     }
-
-    def change(arg: Arg) -> Arg:
-        return Ref(casts[arg.value].name) if isinstance(arg, Ref) and arg.value in casts else arg
-
-    return [*casts.values(), op.mapped(change)]
+    return [*casts.values(), op.renamed({v: c.name for v, c in casts.items()})]

@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec, refs
+from ..ir.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec
 from ..ir.quantized import scale_sizes
 from .head import linear_args
 from .precision import cast_of
 from .split_weights import scale_name, weight_of
-
-__all__ = ["in_int8", "kept_wide"]
 
 _CAST = "aten._to_copy.default"
 _ADDMM, _ROWS = "aten.addmm.default", "aten.embedding.default"
@@ -78,9 +76,8 @@ def _sides(graph: Graph) -> dict[str, int]:
             weight, turned = views.get(value, (value, False))
             if weight not in frozen or op.name in views:
                 continue
-            read = [v for a in (*op.args, *(a for _, a in op.kwargs)) for v in refs(a)]
             fits = place is not None and op.args[place : place + 1] == (Ref(value),)
-            fits = fits and read.count(value) == 1
+            fits = fits and op.mentions.count(value) == 1
             fits = fits and not (op.target == _ADDMM and op.kwargs)  # factors of the sum
             fits = fits and not (op.target == _ROWS and weight != value)
             fits = fits and (op.target == _EXPERTS) == (len(graph.spec[weight].shape) == 3)

@@ -6,25 +6,18 @@ from dataclasses import replace
 
 from ..ir.graph import Graph, MemoryFormat, Operator, Ref
 
-__all__ = ["renamed", "simplify"]
-
 _END = 2**63 - 1
-
-
-def renamed(op: Operator, names: dict[str, str]) -> Operator:
-    """The operator with the values that it reads under other names."""
-
-    return op.mapped(lambda a: Ref(names.get(a.value, a.value)) if isinstance(a, Ref) else a)
 
 
 def _only_reshaped(graph: Graph) -> frozenset[str]:
     """Values that nothing but reshapes read. A reshape copies where it must, so a copy to
     contiguous memory before it says nothing (and depends on which attention kernel was traced)."""
-    readers: dict[str, set[str]] = {v: {"result"} for v in graph.results}
-    for op in graph.operators:
-        for value in op.reads:
-            readers.setdefault(value, set()).add(op.target)
-    return frozenset(v for v, by in readers.items() if by == {"aten.reshape.default"})
+    return frozenset(
+        value
+        for value, readers in graph.readers.items()
+        if value not in graph.results
+        and all(graph.operators[i].target == "aten.reshape.default" for i in readers)
+    )
 
 
 def _same_as(op: Operator, graph: Graph, only_reshaped: frozenset[str]) -> str | None:
@@ -62,25 +55,14 @@ def simplify(graph: Graph) -> Graph:
     kept: list[Operator] = []
     only_reshaped = _only_reshaped(graph)
     for op in graph.operators:
-        op = renamed(op, names)
+        op = op.renamed(names)
         same = _same_as(op, graph, only_reshaped)
         # A result must stay a value of its own, made by an operator.
         if same is not None and (op.name not in graph.results or same in graph.producer):
             names[op.name] = same
         else:
             kept.append(op)
-
-    def new(value: str) -> str:
-        return names.get(value, value)
-
-    graph = replace(
-        graph,
-        operators=tuple(kept),
-        loss=new(graph.loss),
-        weight=new(graph.weight),
-        metrics=tuple((k, new(v)) for k, v in graph.metrics),
-    )
-    return _without_dead(graph)
+    return _without_dead(replace(graph.giving(names), operators=tuple(kept)))
 
 
 def _without_dead(graph: Graph) -> Graph:

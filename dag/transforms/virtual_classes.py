@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from ..ir.graph import Arg, Graph, GraphError, Operator, Output, Parameter, Ref, TensorSpec
 from ..ir.infer import infer, with_grads
 from .classifier import classifier_of, flat_width, upstream
-from .simplify import renamed
 
 __all__ = ["AboveLoss", "above_loss", "with_classes"]
 
@@ -59,7 +58,7 @@ def with_classes(graph: Graph, count: int, *, features: str = "", logits: str = 
         made(_ALL, "aten.cat.default", ((Ref(last.name), Ref(_ROWS)), 1), total),
         made(_FIRST, "aten.slice.Tensor", (Ref(_ALL), 1, 0, found.classes), found.classes),
     ]
-    below = (renamed(op, {last.name: _FIRST}) for op in graph.operators[at + 1 :])
+    below = (op.renamed({last.name: _FIRST}) for op in graph.operators[at + 1 :])
     made_of = replace(
         graph,
         parameters=(*graph.parameters, *rows),
@@ -120,7 +119,7 @@ def _without_classes(graph: Graph) -> tuple[Graph, int]:
     kept = (op for op in graph.operators if op.name not in (_FLAT, _ROWS, _ALL, _FIRST))
     own = replace(
         graph,
-        operators=tuple(renamed(op, {_FIRST: last}) for op in kept),
+        operators=tuple(op.renamed({_FIRST: last}) for op in kept),
         parameters=tuple(p for p in graph.parameters if p.name not in (WEIGHT, BIAS)),
     )
     return own, count

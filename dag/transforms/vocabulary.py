@@ -39,8 +39,6 @@ from ..plan.plan import Plan, PlanError
 from .head import LOWEST, MEAN, RESHAPE, SUM, Head, find_head, linear_args
 from .split_weights import blocks
 
-__all__ = ["MAX_PARTS", "can_split", "head_operators", "planned_graph", "split_head"]
-
 MAX_PARTS = 64
 """More blocks than this are refused: a plan from elsewhere must not blow the graph up."""
 
@@ -217,14 +215,11 @@ def _renamed(
 ) -> Operator:
     """An operator of the head for a block of `rows` words, which are its last dimension or, of a
     weight, the first."""
-
-    def read(arg: Arg) -> Arg:
-        return Ref(new.get(arg.value, arg.value)) if isinstance(arg, Ref) else arg
-
     spec = op.outputs[0].spec
     assert spec is not None
     shape = (rows, *spec.shape[1:]) if first else (*spec.shape[:-1], rows)
-    args = tuple(map(read, op.args))
+    op = op.renamed(new)
+    args = op.args
     if op.target in RESHAPE:
         sizes = args[1]
         assert isinstance(sizes, tuple)
@@ -233,7 +228,6 @@ def _renamed(
         op,
         name=name,
         args=args,
-        kwargs=tuple((k, read(a)) for k, a in op.kwargs),
         outputs=(replace(op.outputs[0], spec=replace(spec, shape=shape)),),
     )
 

@@ -18,6 +18,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.report import PlanWithReport
 from ...job.words import count_of
 from ..base.interface import NoPlan, Planner, PlannerOptions, PlanRequest
+from ..network.communities import rates
 from ..replicas.form import formed_of
 from ..replicas.formation import Formation
 from ..replicas.pace import Paces
@@ -26,9 +27,7 @@ from ..requests.client_data import has_client, offer_of_each, spec_of_client
 from ..requests.request import plan_request
 from ..requests.requirements import RunRequirements
 from .deeper import fewest_of
-from .planning import as_before
-
-__all__ = ["around_hosts"]
+from .planning import as_before, had_form
 
 _NOT_NEEDED = "no host needs it: each trains its client without it"
 
@@ -115,11 +114,10 @@ class _Helped:
         """Return peers by the rate of their link to a host, its slower direction, if `near` says
         so; then by memory."""
         network, offers = self.ask.network, self.ask.peers
-        rates = network.rates() if near and network is not None else None
+        rate = rates(network)[host] if near and network is not None else [0.0] * len(offers)
 
         def rank(i: int) -> tuple[float, int, int]:
-            rate = 0.0 if rates is None else float(min(rates[host, i], rates[i, host]))
-            return -rate, -offers[i].device_memory_bytes, i
+            return -float(rate[i]), -offers[i].device_memory_bytes, i
 
         return sorted(free, key=rank)
 
@@ -137,6 +135,4 @@ class _Helped:
         network = ask.network and ask.network.part(some)
         wish = replace(self.wish, options=options)
         request = plan_request(spec, wish, self.graph, offers, network)
-        if not spec.HasField("resumed"):
-            return request
-        return as_before(request, (spec.resumed.microbatch_size, spec.resumed.head_parts))
+        return as_before(request, had_form(spec))

@@ -43,9 +43,7 @@ from .around_hosts import around_hosts
 from .bad_plan import bad_plan
 from .deeper import most_of, or_deeper
 from .leaving_out import without_culprits
-from .planning import as_before, or_refused, ready_of
-
-__all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
+from .planning import as_before, had_form, or_refused, ready_of
 
 _EQUAL = "one replica with equal weights after every step"
 _CLIENTS = "each peer trains clients of a round by itself, as many as its predicted speed is worth"
@@ -197,9 +195,7 @@ def _replicas_of(
     if clients:
         whole = (count or 1) * request.microbatches
         request = replace(request, microbatches=whole, others=())
-    if spec.HasField("resumed"):
-        request = as_before(request, (spec.resumed.microbatch_size, spec.resumed.head_parts))
-    return form(request, count, **how)
+    return form(as_before(request, had_form(spec)), count, **how)
 
 
 def _rounds(wish: RunRequirements) -> RoundSettings:
@@ -263,7 +259,7 @@ def _told(
     round_, now, reasons = found.round, found.samples_per_s, list(found.reasons)
     others, kind = list(found.alternatives), "local"
     if beside.one is not None:
-        step_s = beside.one.report.predicted.step_s
+        step_s = beside.one.step_s
         rate = round_.batch / step_s if step_s else 0.0
         who = count_of(len(beside.one.plan.peers), "peer")
         text = f"{who}, equal weights after every step"

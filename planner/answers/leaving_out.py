@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ...dag.cost.network import Network
@@ -61,18 +61,15 @@ def without_culprits(
         return _Search(make, every, links, error).result()
 
 
+@dataclass
 class _Search(Generic[T]):
     """Searches for the offers with which planning fails, by trying plans without some of them."""
 
-    def __init__(
-        self,
-        make: Callable[[Offers, Network | None], T],
-        offers: Offers,
-        links: Network | None,
-        error: Exception,
-    ) -> None:
-        self._make, self._offers, self._links, self._error = make, offers, links, error
-        self._tries = 0
+    _make: Callable[[Offers, Network | None], T]
+    _offers: Offers
+    _links: Network | None
+    _error: Exception
+    _tries: int = 0
 
     def result(self) -> tuple[T, LeftOut]:
         left = self._culprits()

@@ -29,6 +29,7 @@ from ...dag.schedule.flow import Flow
 from ...dag.schedule.schedule import check_listed, listed
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
+from ...proto.broker_pb2 import RunSpec
 from ..base.interface import NoPlan, PeerOffer, Planner, PlannerOptions, PlanRequest
 from ..codecs.carried import CodedStepCost
 from ..cost.cost_model import CostModel
@@ -54,6 +55,7 @@ __all__ = [
     "as_before",
     "consider",
     "frame_pairs",
+    "had_form",
     "make_plan",
     "or_refused",
     "ready_of",
@@ -115,19 +117,18 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
     if by_hand := spec.HasField("plan") and ask.before is None:
         plan, report = _with_ids(plan_from_proto(spec.plan), ask.peers), NO_REPORT
-        if (had := _form(ask)) not in (None, (plan.microbatch_size, plan.head_parts)):
+        if (had := had_form(spec)) not in (None, (plan.microbatch_size, plan.head_parts)):
             raise PlanError(
                 f"it has microbatches of {plan.microbatch_size} and the head in {plan.head_parts} "
                 f"parts, and its checkpoint was made with {had}: they may not change"
             )
     else:
-        wish, had = read_spec(spec), _form(ask)
+        wish, had = read_spec(spec), had_form(spec, ask.before)
 
         def planned(options: PlannerOptions) -> PlanWithReport:
             wanted = replace(wish, options=options)
             request = plan_request(spec, wanted, graph, ask.peers, ask.network)
-            request = request if had is None else as_before(request, had)
-            return planner(replace(request, running=ask.before))
+            return planner(replace(as_before(request, had), running=ask.before))
 
         plan, report = or_deeper(wish, planned)
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
@@ -158,17 +159,19 @@ def ready_of(ask: MakePlan | FormReplicas, form: Graph, planned: PlanWithReport)
     return PlanReady(ask.replica, ask.version, plan, frame_pairs(form, plan), local, report)
 
 
-def _form(ask: MakePlan) -> tuple[int, int] | None:
-    """(microbatch size, parts of the head) that the plan must have: those of the plan before, or of
+def had_form(spec: RunSpec, before: Plan | None = None) -> tuple[int, int] | None:
+    """(microbatch size, parts of the head) that a plan must have: those of the plan before, or of
     the checkpoint that the run begins with. None: any."""
-    if ask.before is not None:
-        return ask.before.microbatch_size, ask.before.head_parts
-    found = ask.spec.resumed
-    return (found.microbatch_size, found.head_parts) if ask.spec.HasField("resumed") else None
+    if before is None and not spec.HasField("resumed"):
+        return None
+    had = before or spec.resumed
+    return had.microbatch_size, had.head_parts
 
 
-def as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
-    """The request for a plan that a running one can move to. Raises NoPlan."""
+def as_before(request: PlanRequest, had: tuple[int, int] | None) -> PlanRequest:
+    """The request for a plan that a running one can move to, where one has to. Raises NoPlan."""
+    if had is None:
+        return request
     if (kept := request.form(*had)) is None:
         text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"
         raise NoPlan(text)
@@ -286,7 +289,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         found, report = planner(request)
     except NoPlan:
         return PlanConsidered(ask.replica, ask.version, running_s)
-    seconds, _ = migration(
+    seconds = migration(
         ask.plan,
         found,
         request.graph,

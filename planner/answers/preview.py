@@ -19,7 +19,7 @@ from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
-from ...job.words import WRONG_CHOICE, some_of
+from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Formation, OperatorSpan, PlannedRow, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
@@ -137,7 +137,7 @@ def _compared(request: PlanRequest) -> list[Alternative]:
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
                 f"{one.microbatches} microbatches one after another",
-                f"{_microbatches(one.microbatches)} of {one.microbatch_size}",
+                f"{count_of(one.microbatches, 'microbatch')} of {one.microbatch_size}",
             )
             found = replace(found, text=text)
             known = best.setdefault(found.name, found)
@@ -148,14 +148,10 @@ def _compared(request: PlanRequest) -> list[Alternative]:
     return list(best.values())
 
 
-def _microbatches(count: int) -> str:
-    return f"{count} microbatch{'' if count == 1 else 'es'}"
-
-
 def _verdict(made: PlanWithReport) -> list[str]:
     """Whether a plan over this network is the right choice at all. Both sentences may hold: the
     first is about the same training, the second about another one."""
-    step, alternatives = made.report.predicted.step_s, made.report.predicted.alternatives
+    step, alternatives = made.step_s, made.report.predicted.alternatives
     faster = {a.name: a for a in alternatives if 0 < a.step_s < step * WORTH_SAYING}
     one, many = faster.get(ALONE), faster.get(REPLICAS)
     notes = []
@@ -220,9 +216,7 @@ def _planned_step(request: PlanRequest, plan: Plan) -> list[PlannedRow]:
     """One training step as a plan expects it: a row for each peer of a plan of the request, or of
     one of its other divisions of a batch, with the codecs of its links. Seconds since the step's
     begin."""
-    form = request.form(plan.microbatch_size, plan.head_parts)
-    assert form is not None, "the plan is one of the request's"
-    cost = CodedStepCost(CostModel(form), plan)
+    cost = CodedStepCost(CostModel(request.form_of(plan)), plan)
     played, program = cost.timeline(cost.of_plan(plan.codecs)), cost.program
     rows = []
     for i, peer in enumerate(program.peers[:MOST_ROWS]):

@@ -240,6 +240,12 @@ class PlanRequest:
                 return replace(one, known_costs=one.costs, others=())
         return None
 
+    def form_of(self, plan: Plan) -> PlanRequest:
+        """The form of the request that a plan was made for, which is one of the request's."""
+        form = self.form(plan.microbatch_size, plan.head_parts)
+        assert form is not None, "the plan is one of the request's"
+        return form
+
     @cached_property
     def beside(self) -> tuple[int, ...]:
         """Operators that must run on one of `holders`."""

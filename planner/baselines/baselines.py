@@ -152,14 +152,13 @@ def _cuts(
     at, shared = needs.positions, len(rows) > 1
     lows = [needs.low(rooms[k], live[k], recompute, shared) for k in range(stages)]
     crossing = np.array([judge.crossing_bytes(int(p)) for p in at], np.float64)
-    nothing = np.zeros((stages, stages))
-    path = Path(each[slowest][:, at], lows, crossing, nothing, nothing, nothing)
+    path = Path.without_links(each[slowest][:, at], lows, crossing)
     if not possible(path):
         return
     tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
     assert tight is not None, "what is possible has a least bottleneck"
     # A byte across counts more than all seconds together.
-    dear = replace(path, both=nothing + 1 + float(path.seconds[:, -1].sum()))
+    dear = replace(path, both=path.both + 1 + float(path.seconds[:, -1].sum()))
     slack = 1.0 if by_operators else 1 + SLACK
     found = soonest_fill(dear, tight.bottleneck_s * slack) or tight
     yield tuple(int(at[c]) for c in found.cuts)

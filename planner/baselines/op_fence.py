@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from ...dag.ir.graph import GraphError
 from ...dag.plan.report import PlanWithReport, Spare
 from ...dag.schedule.orders.schedules import interleaves
+from ...job.words import count_of
 from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
@@ -321,9 +322,8 @@ def _reasons(judge: CostModel, candidate: Candidate, judged: int) -> Iterator[st
     offers, rate = judge.offers, rates(judge.network)
     rows = len(candidate.pipelines)
     yield (
-        f"op-fence: {len(candidate.peers)} of {len(offers)} peers in {rows} "
-        f"pipeline{'s' if rows > 1 else ''}, the best of {judged} candidates from communities of "
-        "fast links"
+        f"op-fence: {len(candidate.peers)} of {len(offers)} peers in {count_of(rows, 'pipeline')}, "
+        f"the best of {judged} candidates from communities of fast links"
     )
     for shares, m in list(zip(candidate.pipelines, candidate.microbatches, strict=True))[:8]:
         path = [s.peer for s in shares]

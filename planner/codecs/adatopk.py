@@ -18,6 +18,7 @@ from there on.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
@@ -74,14 +75,9 @@ def best_within(size_bytes: Mapping[str, Callable[[float], int]], aim: float, fe
 def least_ratio(size_bytes: Callable[[float], int], aim: float, fewer: float) -> float:
     """The least ratio, to three digits, with which `size_bytes(ratio)` is at most `aim`; where none
     is, because every tensor is tiny, one of about 2 · `fewer`, at most ten times that."""
-    low, high = 0, 900 * math.ceil(math.log10(2 * fewer))
-    while low < high:
-        middle = (low + high) // 2
-        if size_bytes(_three_digits(middle)) <= aim:
-            high = middle
-        else:
-            low = middle + 1
-    return _three_digits(low)
+    ratios = range(900 * math.ceil(math.log10(2 * fewer)))
+    enough = bisect_left(ratios, True, key=lambda n: size_bytes(_three_digits(n)) <= aim)
+    return _three_digits(enough)
 
 
 def _three_digits(number: int) -> float:

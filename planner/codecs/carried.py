@@ -1,10 +1,6 @@
 """A plan's step with codecs on its links: what crosses, what that costs at both ends, how long the
 step takes.
 
-    carried = CodedStepCost(judge, plan)
-    carried.lanes                          what may be encoded, by link and role
-    carried.seconds({lane: "int8"})        of a step, by the judge's own calculation
-
 A lane is a directed pair of peers and a role, as in `dag/cost/program.py`, by its number there. On
 a GPU what encodes and decodes runs beside the compute, on a stream of its own: it delays the
 message only. On a CPU it takes the cores that compute, so it is work of the actions at its ends: it
@@ -29,11 +25,9 @@ from ...dag.plan.plan import CodecChoice, Plan
 from ...dag.plan.report import NO_REPORT, CodecUse, Prediction
 from ..base.interface import CODED_ROLES
 from ..cost.cost_model import CostModel
-from ..cost.predicted import predicted, pure_shares
+from ..cost.predicted import predicted
 from .carried_rows import rows_of, used
 from .codec_table import cost_of
-
-__all__ = ["Choice", "CodecLane", "CodedStepCost", "LaneLoad"]
 
 Choice = Mapping[int, str]
 """By number of a lane, the text of its codec; lanes without one are raw."""
@@ -82,8 +76,7 @@ class CodedStepCost:
         self, judge: CostModel, plan: Plan, dense: Prediction = NO_REPORT.predicted
     ) -> None:
         self.judge, self.plan, self.dense = judge, plan, dense
-        index = {o.peer: i for i, o in enumerate(judge.offers)}
-        self.peers = [index[p] for p in plan.peers]
+        self.peers = [judge.place[p] for p in plan.peers]
         self.offers = [judge.offers[i] for i in self.peers]
         self.structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
         self.wiring = self.structure.wiring
@@ -328,12 +321,9 @@ class CodedStepCost:
         return predicted(
             self.estimate(choice),
             {o.peer: o for o in self.offers},
-            pure=pure_shares(
-                self.program.owner,
-                self.judge.bare_seconds(self.structure, self.peers),
-                seconds,
-                len(peers),
-            ),
+            owner=self.program.owner,
+            bare=self.judge.bare_seconds(self.structure, self.peers),
+            seconds=seconds,
             device_bytes=[known[p].device_bytes + states[i] for i, p in enumerate(peers)],
             host_bytes=[known[p].host_bytes for p in peers],
             alternatives=self.dense.alternatives,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..base.interface import CodecOptions
+from ..cost.predicted import seconds_text
 from .carried import Choice, CodecLane, CodedStepCost
 from .codec_table import Rung
 
@@ -40,11 +41,11 @@ def why(
     ranked = sorted(choice, key=lambda n: (-saved[n], n))
     for n in ranked[:MOST_LINES]:
         lane, load = carried.lanes[n], carried.load(n, choice[n])
-        error = errors[choice[n]]
+        error, coding = errors[choice[n]], seconds_text(load.encode_s + load.decode_s)
         yield (
             f"{_link(carried, lane)}: {choice[n]}, {lane.dense_bytes / load.bytes:.1f}x fewer "
-            f"bytes, {_time(saved[n])} less on the link, {_time(load.encode_s + load.decode_s)} to "
-            f"encode and decode, " + (f"error {100 * error:.2g} %" if error else "nothing is lost")
+            f"bytes, {seconds_text(saved[n])} less on the link, {coding} to encode and decode, "
+            + (f"error {100 * error:.2g} %" if error else "nothing is lost")
         )
     if len(ranked) > MOST_LINES:
         yield f"{len(ranked) - MOST_LINES} more links and roles are compressed, which save less"
@@ -75,8 +76,8 @@ def _why_not(
         case "adatopk":
             most = max(x.dense_s for x in carried.lanes.values() if x.role == lane.role)
             return (
-                f"it carries that for {_time(lane.dense_s)} of a step, the slowest link for "
-                f"{_time(most)}: its ratio is 1"
+                f"it carries that for {seconds_text(lane.dense_s)} of a step, the slowest link for "
+                f"{seconds_text(most)}: its ratio is 1"
             )
         case text:
             return f"{text} does not make it smaller, or there is no memory for what it keeps"
@@ -85,7 +86,3 @@ def _why_not(
 def _link(carried: CodedStepCost, lane: CodecLane) -> str:
     names = [str(carried.offers[i]) for i in (lane.source, lane.destination)]
     return f"{' -> '.join(names)} {lane.role}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"

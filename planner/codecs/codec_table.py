@@ -70,8 +70,6 @@ def table() -> Table:
 def read(found: Any) -> Table:
     """Raises ValueError for what is no table: roles, classes or fields that are missing or unknown,
     errors that are not finite or fall, codecs that there are not."""
-    from ...compression.codec import parse
-
     result: dict[str, dict[LinkClass, tuple[Rung, ...]]] = {}
     _same_keys(found, CODED_ROLES, "the table")
     for role in CODED_ROLES:

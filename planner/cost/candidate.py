@@ -25,18 +25,6 @@ from ...dag.plan.plan import (
 from ...dag.plan.strategies import TRAITS, parse_strategy
 from ...dag.schedule.orders.schedules import first_of
 
-__all__ = [
-    "Candidate",
-    "Exchanging",
-    "GradientSum",
-    "Pipeline",
-    "StageShare",
-    "all_to_all",
-    "from_plan",
-    "share_out",
-    "to_plan",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
@@ -95,6 +83,25 @@ class Candidate:
         # A peer comes where one of its shares starts. The sort is stable: pipelines in order.
         shares = sorted((s for p in self.pipelines for s in p), key=lambda s: s.start)
         return tuple(dict.fromkeys(s.peer for s in shares))
+
+    def with_peers(self, other: Mapping[int, int]) -> Candidate:
+        """The same with others in the places of some peers, but for its sums."""
+        return replace(
+            self,
+            pipelines=tuple(
+                tuple(
+                    StageShare(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p
+                )
+                for p in self.pipelines
+            ),
+        )
+
+    def recomputing(self, value: bool) -> Candidate:
+        """The same with all shares computing their forward again, or none."""
+        return replace(
+            self,
+            pipelines=tuple(tuple(replace(s, recompute=value) for s in p) for p in self.pipelines),
+        )
 
     def slots(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
         """The stages: (start, stop, holders, recompute), the latter when any holder wants it."""

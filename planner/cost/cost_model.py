@@ -1,10 +1,5 @@
 """What a candidate costs: the one judge of all planners.
 
-    judge = CostModel(request)
-    judge.seconds(candidate)      the event calculation (dag/cost/play.py); inf when it does not fit
-    judge.bound(candidate)        a lower bound of it, cheap
-    judge.plan(candidate, ...)    the plan with its report
-
 A candidate's structure (cuts, who shares a peer, microbatches, schedule) is compiled once and
 played for every choice of peers, so that a search over peers costs little.
 """
@@ -27,13 +22,13 @@ from ...dag.cost.speed import FLOPS_PER_BYTE
 from ...dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ...dag.plan.cut import Cutter, Stage, tied_groups
 from ...dag.plan.plan import PeerId, Plan, StageExchange
-from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
+from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Prediction, Spare
 from ...dag.plan.strategies import parse_strategy
 from ...dag.schedule.schedule import with_visits
 from ..base.interface import PlanRequest
-from .candidate import Candidate, StageShare, to_plan
+from .candidate import Candidate, to_plan
 from .partition import IntervalMemory, OperatorChain
-from .predicted import predicted, pure_shares
+from .predicted import predicted
 from .structure import Structure, Wiring, units, wiring_key
 
 __all__ = ["CostModel", "Structure"]
@@ -48,6 +43,8 @@ class CostModel:
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.offers = request.offers
+        self.place = {o.peer: i for i, o in enumerate(self.offers)}
+        """By peer, the number of its offer."""
         self.costs = request.costs
         self.operators = len(self.costs)
         self.totals = IntervalWork(self.costs)
@@ -55,6 +52,7 @@ class CostModel:
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
+        self.both_s = self.forward_s + self.backward_s
         self.chain = OperatorChain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
@@ -91,11 +89,7 @@ class CostModel:
         """Return it with its peers numbered in their order: equal ones have one structure."""
         place = {p: i for i, p in enumerate(candidate.peers)}
         return replace(
-            candidate,
-            pipelines=tuple(
-                tuple(StageShare(place[s.peer], s.start, s.stop, s.recompute) for s in p)
-                for p in candidate.pipelines
-            ),
+            candidate.with_peers(place),
             sums=tuple(
                 replace(
                     s,
@@ -262,19 +256,21 @@ class CostModel:
         if not self.fits(candidate):
             return float("inf")
         self.judged += 1
-        peers = list(candidate.peers)
+        return self.step_s(self.structure(candidate), list(candidate.peers))
+
+    def step_s(self, structure: Structure, peers: list[int]) -> float:
+        """The duration of a step of a structure with these peers, by number."""
         if self.hosts(peers) is None:
-            step_s, exact = self._unshared(candidate, peers)
+            step_s, exact = self._unshared(structure, peers)
             if exact:
                 return step_s
-        return self._play(candidate)[1].step_s
+        return self.played(structure, peers).step_s
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of `seconds`, memory left out: nothing is shared. Often equal to it."""
-        return self._unshared(candidate, list(candidate.peers))[0]
+        return self._unshared(self.structure(candidate), list(candidate.peers))[0]
 
-    def _unshared(self, candidate: Candidate, peers: list[int]) -> tuple[float, bool]:
-        structure = self.structure(candidate)
+    def _unshared(self, structure: Structure, peers: list[int]) -> tuple[float, bool]:
         seconds = structure.seconds(self.per_unit[peers])
         return structure.wiring.unshared.step_s(
             structure.size_bytes, seconds, self.network, peers, self.rates
@@ -301,14 +297,13 @@ class CostModel:
     def play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         """The event calculation, whether or not it fits."""
         self.judged += 1
-        return self._play(candidate)
-
-    def _play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         structure = self.structure(candidate)
-        peers = list(candidate.peers)
+        return structure, self.played(structure, list(candidate.peers))
+
+    def played(self, structure: Structure, peers: list[int]) -> Timeline:
+        """The event calculation of a structure with these peers, by number."""
         seconds = structure.seconds(self.per_unit[peers])
-        part = self.network.part(peers)
-        return structure, play(structure.program, seconds, part, self.hosts(peers))
+        return play(structure.program, seconds, self.network.part(peers), self.hosts(peers))
 
     def hosts(self, peers: Sequence[int]) -> Hosts | None:
         """Machines that several of the peers share; None: there is none.
@@ -386,34 +381,12 @@ class CostModel:
         alternatives: Sequence[Alternative] = (),
     ) -> PlanWithReport:
         """The plan of a candidate with what it is expected to cost."""
-        request, peers = self.request, candidate.peers
-        device = self.device_bytes(candidate)
         structure = self.structure(candidate)
-        edge = [0] * len(peers)
-        for k, slot in enumerate(structure.plan.stages):
-            crossing = self.chain.crossing_bytes
-            for i, p in enumerate(structure.program.peers):
-                live = structure.peak_live.get((i, k), 0)
-                if p in slot.holders:
-                    edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
-        prediction = predicted(
-            self.estimate(candidate),
-            {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)},
-            pure=pure_shares(
-                structure.program.owner,
-                self.bare_seconds(structure, peers),
-                structure.seconds(self.per_unit[list(peers)]),
-                len(peers),
-            ),
-            device_bytes=[device[p] for p in peers],
-            host_bytes=edge,
-            alternatives=alternatives,
-        )
         plan = self.bare_plan(
             candidate,
-            [o.peer for o in self.offers],
-            evaluation_microbatches=request.evaluation_microbatches,
-            head_parts=request.head_parts,
+            [*self.place],
+            evaluation_microbatches=self.request.evaluation_microbatches,
+            head_parts=self.request.head_parts,
         )
         plan = with_visits(plan, structure.stages, structure.wiring.visits)
         shared = any(len(s.holders) > 1 for s in plan.stages)
@@ -423,4 +396,31 @@ class CostModel:
                 "share no peer, and a model that does not weigh its losses"
             )
             reasons = (*reasons, why)
-        return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
+        expected = self.prediction(
+            structure, list(candidate.peers), self.estimate(candidate), alternatives
+        )
+        return PlanWithReport(plan, PlanReport(expected, tuple(reasons), tuple(spares)))
+
+    def prediction(
+        self,
+        structure: Structure,
+        peers: list[int],
+        estimate: StepEstimate,
+        alternatives: Sequence[Alternative],
+    ) -> Prediction:
+        """What is expected of a structure with these peers, by number. `estimate`: of its step."""
+        edge, crossing = [0] * len(peers), self.chain.crossing_bytes
+        for (i, k), live in structure.peak_live.items():
+            slot = structure.plan.stages[k]
+            edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
+        offers = (self.offers[p] for p in peers)
+        return predicted(
+            estimate,
+            dict(zip(structure.program.peers, offers, strict=True)),
+            owner=structure.program.owner,
+            bare=self.bare_seconds(structure, peers),
+            seconds=structure.seconds(self.per_unit[peers]),
+            device_bytes=self._bytes(structure),
+            host_bytes=edge,
+            alternatives=alternatives,
+        )

@@ -27,11 +27,13 @@ class DeepRows(RowBuilder):
 
     def __init__(self, judge: CostModel) -> None:
         super().__init__(judge)
-        trainable = {f"param:{p.name}" for p in judge.request.graph.parameters if p.trainable}
-        readers: dict[str, tuple[int, int, int]] = {}
-        for i, c in enumerate(judge.costs):
-            readers |= {v: (readers.get(v, (i,))[0], i, s) for v, s in c.reads if v in trainable}
-        self._tied = [(i, j, size) for i, j, size in readers.values() if i < j]
+        graph = judge.request.graph
+        trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
+        self._tied = [
+            (at[0], at[-1], graph.spec[value].size_bytes)
+            for value, at in graph.readers.items()
+            if value in trainable and len(at) > 1
+        ]
         """Weights of several operators: the first and the last, and bytes."""
         self._call_s = judge.per_unit[:, Work._fields.index("calls")]
 

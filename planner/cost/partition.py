@@ -56,10 +56,6 @@ class OperatorChain:
             ]
         )
 
-    def flops(self, start: int, stop: int) -> float:
-        """Forward and backward, for one microbatch."""
-        return float(self._flops[stop] - self._flops[start])
-
     def crossing_bytes(self, position: int) -> int:
         """Bytes of the values that are made before a position and read behind it."""
         return int(self._crossing[position])
@@ -83,15 +79,11 @@ def _crossing(graph: Graph) -> Floats:
     0 at both ends."""
     n = len(graph.operators)
     change = np.zeros(n + 2)
-    last: dict[str, int] = {}
-    for i, op in enumerate(graph.operators):
-        for value in op.reads:
-            last[value] = i
     for i, op in enumerate(graph.operators):
         for value, output in zip(op.values, op.outputs, strict=True):
-            if output.spec is not None and value in last:
+            if output.spec is not None and value in graph.readers:
                 change[i + 1] += output.spec.size_bytes
-                change[last[value] + 1] -= output.spec.size_bytes
+                change[graph.readers[value][-1] + 1] -= output.spec.size_bytes
     return np.cumsum(change)[: n + 1]
 
 

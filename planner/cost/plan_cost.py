@@ -1,9 +1,4 @@
-"""What a plan costs whose routes no candidate has: some stages left out, others in another order.
-
-times = RouteSeconds(judge, plan)        seconds of visits and messages, for list scheduling
-plan_seconds(judge, plan)                of a step, by the judge's event calculation
-plan_report(judge, plan)                 the plan with what it is expected to cost
-"""
+"""What a plan costs whose routes no candidate has: stages left out, or in another order."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from numpy.typing import NDArray
 
 from ...dag.cost.estimate import summarize
 from ...dag.cost.pace import VISIT_CALLS
-from ...dag.cost.play import play
 from ...dag.cost.program import FRAME_BYTES
 from ...dag.cost.speed import Work
 from ...dag.plan.action import Action, Kind
@@ -27,9 +21,6 @@ from ...dag.plan.routes import crossings
 from ...dag.schedule.orders.list_scheduler import Visited
 from ...dag.schedule.orders.schedules import ZERO_BUBBLE
 from .cost_model import CostModel, Structure
-from .predicted import predicted, pure_shares
-
-__all__ = ["RouteSeconds", "plan_report", "plan_seconds"]
 
 
 class RouteSeconds:
@@ -47,7 +38,7 @@ class RouteSeconds:
         """`peers`: their numbers among the judge's offers, if they go by other names; `whole`:
         stages with backwards as they are under zero bubble, too."""
         self._judge, self._plan, self._stages = judge, plan, stages
-        self._place = peers or {o.peer: i for i, o in enumerate(judge.offers)}
+        self._place = peers or judge.place
         self._whole = range(len(stages)) if plan.schedule != ZERO_BUBBLE else whole
         self._visits: dict[tuple[PeerId, Kind, int], float] = {}
         self._messages: dict[tuple[Visited, Visited], tuple[float, float]] = {}
@@ -132,15 +123,7 @@ def plan_seconds(judge: CostModel, plan: Plan) -> float:
     needed = judge.plan_bytes(plan)
     if any(size > offers[p].device_memory_bytes for p, size in needed.items()):
         return float("inf")
-    peers, structure, seconds = _timed(judge, plan)
-    hosts = judge.hosts(peers)
-    if hosts is None:
-        step_s, exact = structure.wiring.unshared.step_s(
-            structure.size_bytes, seconds, judge.network, peers, judge.rates
-        )
-        if exact:
-            return step_s
-    return play(structure.program, seconds, judge.network.part(peers), hosts).step_s
+    return judge.step_s(*_without_evaluations(judge, plan))
 
 
 def plan_report(
@@ -152,30 +135,14 @@ def plan_report(
     alternatives: Sequence[Alternative] = (),
 ) -> PlanWithReport:
     """A listed plan with what it is expected to cost. Raises PlanError."""
-    peers, structure, seconds = _timed(judge, plan)
-    network, device = judge.network.part(peers), judge.plan_bytes(plan)
-    played = play(structure.program, seconds, network, judge.hosts(peers))
-    crossing, edge = judge.chain.crossing_bytes, [0] * len(peers)
-    for (i, k), live in structure.peak_live.items():
-        slot = plan.stages[k]
-        edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
-    prediction = predicted(
-        summarize(structure.program, played, network),
-        {p: judge.offers[i] for p, i in zip(plan.peers, peers, strict=True)},
-        pure=pure_shares(
-            structure.program.owner, judge.bare_seconds(structure, peers), seconds, len(peers)
-        ),
-        device_bytes=[device[p] for p in plan.peers],
-        host_bytes=edge,
-        alternatives=alternatives,
-    )
+    structure, peers = _without_evaluations(judge, plan)
+    played, part = judge.played(structure, peers), judge.network.part(peers)
+    estimate = summarize(structure.program, played, part)
+    prediction = judge.prediction(structure, peers, estimate, alternatives)
     return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
 
 
-def _timed(judge: CostModel, plan: Plan) -> tuple[list[int], Structure, list[float]]:
-    """The peers of a plan among the judge's offers, and its actions with their seconds, without
-    those of evaluations."""
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in plan.peers]
+def _without_evaluations(judge: CostModel, plan: Plan) -> tuple[Structure, list[int]]:
+    """A plan as the judge knows it, and its peers among the judge's offers."""
     structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
-    return peers, structure, structure.seconds(judge.per_unit[peers])
+    return structure, [judge.place[p] for p in plan.peers]

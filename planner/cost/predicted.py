@@ -9,33 +9,27 @@ from ...dag.plan.plan import PeerId
 from ...dag.plan.report import Alternative, CodecUse, LinkPrediction, PeerPrediction, Prediction
 from ..base.interface import PeerOffer
 
-__all__ = ["predicted", "pure_shares"]
-
-
-def pure_shares(
-    owner: Sequence[int], bare: Sequence[float], seconds: Sequence[float], peers: int
-) -> list[float]:
-    """By peer: the share of its actions' seconds that is compute (`bare`), and not what frames and
-    codecs cost it. Peers report compute alone. `owner`: the peer of each action."""
-    sums = [[0.0, 0.0] for _ in range(peers)]
-    for i, a, b in zip(owner, bare, seconds, strict=True):
-        sums[i][0] += a
-        sums[i][1] += b
-    return [a / b if b else 1.0 for a, b in sums]
-
 
 def predicted(
     estimate: StepEstimate,
     offers: Mapping[PeerId, PeerOffer],
     *,
-    pure: Sequence[float],
+    owner: Sequence[int],
+    bare: Sequence[float],
+    seconds: Sequence[float],
     device_bytes: Sequence[int],
     host_bytes: Sequence[int],
     alternatives: Sequence[Alternative] = (),
     uses: Mapping[tuple[PeerId, PeerId], tuple[CodecUse, ...]] | None = None,
 ) -> Prediction:
-    """`offers`: by the estimate's peers, in the order of the plan; the sequences are in that order.
-    `uses`: by link, in the estimate's ids."""
+    """`offers`: by the estimate's peers, in the order of the plan; bytes are in that order. By
+    action: its peer (`owner`), its seconds, and those without what frames and codecs cost (`bare`):
+    peers report compute alone. `uses`: by link, in the estimate's ids."""
+    own, whole = [0.0] * len(offers), [0.0] * len(offers)
+    for i, a, b in zip(owner, bare, seconds, strict=True):
+        own[i] += a
+        whole[i] += b
+    pure = [a / b if b else 1.0 for a, b in zip(own, whole, strict=True)]
     place = {peer: i for i, peer in enumerate(offers)}
     links = sorted(estimate.links.items(), key=lambda x: [place[p] for p in x[0]])
     return Prediction(
@@ -68,3 +62,8 @@ def predicted(
         ),
         tuple(alternatives),
     )
+
+
+def seconds_text(seconds: float) -> str:
+    """For people, such as "12 s" or "12 ms"."""
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"

@@ -61,8 +61,7 @@ def shortage(judge: CostModel, rooms: Sequence[int] = (), live: int = 0) -> NoPl
             "memory",
             needed,  # a whole peer must come: those that are here cannot give theirs to it
         )
-    again, offered = recomputes(judge), sum(rooms)
-    whole = min(judge.stage_bytes(0, judge.operators, 1, recompute=r) for r in again)
+    offered, whole = sum(rooms), least_bytes(judge, 0, judge.operators)
     stages = f"{len(rooms)} stage{'s offer' if len(rooms) != 1 else ' offers'}"
     if whole > offered:
         return NoPlan(
@@ -86,18 +85,20 @@ def recomputes(judge: CostModel) -> tuple[bool, ...]:
     return (False, True) if wanted is None else (wanted,)
 
 
+def least_bytes(judge: CostModel, start: int, stop: int) -> int:
+    """What a stage of these operators needs with one microbatch, by the better of the ways that are
+    asked for."""
+    return min(judge.stage_bytes(start, stop, 1, recompute=r) for r in recomputes(judge))
+
+
 def _largest_operator(judge: CostModel) -> tuple[int, int]:
     """(operator, bytes) of the operator that needs most, with one microbatch: of each operator, the
     least of the stages that have it; of very many operators, of the stage that has it alone."""
-    again = recomputes(judge)
     if judge.operators < MOST_OPERATORS:
         needs = judge.needs(MOST_OPERATORS)
-        sizes = np.min([needs.least(1, r) for r in again], axis=0).tolist()
+        sizes = np.min([needs.least(1, r) for r in recomputes(judge)], axis=0).tolist()
     else:
-        sizes = [
-            min(judge.stage_bytes(i, i + 1, 1, recompute=r) for r in again)
-            for i in range(judge.operators)
-        ]
+        sizes = [least_bytes(judge, i, i + 1) for i in range(judge.operators)]
     worst = max(range(judge.operators), key=lambda i: sizes[i])
     return worst, sizes[worst]
 
@@ -123,8 +124,7 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
                 for group, m in zip(order, live, strict=True)
             ]
             # Memory alone decides: nothing takes any time.
-            nothing = np.zeros((k, k))
-            free = Path(np.zeros((k, n)), lows, np.zeros(n), nothing, nothing, nothing)
+            free = Path.without_links(np.zeros((k, n)), lows, np.zeros(n))
             found = soonest_fill(free, np.inf)
             if found is None:
                 continue

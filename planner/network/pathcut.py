@@ -71,6 +71,12 @@ class Path:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @classmethod
+    def without_links(cls, seconds: Floats, lows: Sequence[Ints], crossing: Floats) -> Path:
+        """A path whose links take no time."""
+        nothing = np.zeros((len(seconds), len(seconds)))
+        return cls(seconds, lows, crossing, nothing, nothing, nothing)
+
 
 @dataclass(frozen=True, slots=True)
 class PathCut:

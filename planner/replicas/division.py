@@ -64,8 +64,7 @@ class Judge:
         self._paces: Paces | RoughPaces | CopyingPaces = paces
         self._tried = 0
         self.request = paces.judge.request
-        trained = [p.spec.elements for p in self.request.graph.parameters if p.trainable]
-        self.size_bytes = bytes_per_parameter * sum(trained)
+        self.size_bytes = bytes_per_parameter * self.request.graph.trained_elements
         """Of a contribution."""
         self.most = min(self.request.microbatches, len(self.request.offers))
         """Replicas: each takes one microbatch of a global step at least."""

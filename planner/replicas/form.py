@@ -115,10 +115,9 @@ def _one(
             "model",
         )
     made = planner(request)
-    one = request.form(made.plan.microbatch_size, made.plan.head_parts)
-    assert one is not None, "the plan is one of the request's"
+    one = request.form_of(made.plan)
     judge = Judge(Paces(one), every, size)
-    pace = judge.paces.pace(_step_s(made), _candidate(judge.paces, made))
+    pace = judge.paces.pace(made.step_s, _candidate(judge.paces, made))
     chosen = judge.valued([pace], one.microbatches)
     return _formation(judge, chosen, [chosen], 1, lambda _: made)
 
@@ -135,7 +134,7 @@ def formed_of(
     offers in no plan. The other arguments are those of `form`."""
     judge = Judge(Paces(request), every, bytes_per_parameter)
     paces = judge.paces
-    made = {paces.pace(_step_s(m), _candidate(paces, m)): m for m in plans}
+    made = {paces.pace(m.step_s, _candidate(paces, m)): m for m in plans}
     chosen = judge.valued(made, request.microbatches // len(plans))
     inside = {p for m in plans for p in m.plan.peers}
     out = tuple(Spare(o.peer, why_left_out) for o in request.offers if o.peer not in inside)
@@ -203,9 +202,9 @@ def _planned(
         found, candidate = own.plan(pace.candidate), pace.candidate
         if few and len(pace.peers) <= MOST_PEERS:
             other = _by_planner(own.request, pace, planner)
-            if other is not None and (named or _step_s(other) < _step_s(found)):
+            if other is not None and (named or other.step_s < found.step_s):
                 found, candidate = other, _candidate(judge.paces, other)
-        made[judge.paced(judge.paces.pace(_step_s(found), candidate))] = found
+        made[judge.paced(judge.paces.pace(found.step_s, candidate))] = found
     return judge.valued(made, chosen.microbatches), made
 
 
@@ -223,11 +222,7 @@ def _by_planner(request: PlanRequest, pace: Pace, planner: Planner) -> PlanWithR
 
 
 def _candidate(paces: Paces, made: PlanWithReport) -> Candidate:
-    return from_plan(made.plan, {o.peer: i for i, o in enumerate(paces.judge.offers)})
-
-
-def _step_s(made: PlanWithReport) -> float:
-    return made.report.predicted.step_s
+    return from_plan(made.plan, paces.judge.place)
 
 
 def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:

@@ -23,7 +23,7 @@ from ..baselines.op_fence import Fence, Pool
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
 from ..cost.rows import RowBuilder
-from ..cost.shortage import recomputes
+from ..cost.shortage import least_bytes
 from ..network.communities import Grouping, edges, groupings
 from ..search.seeds import tied_tail
 
@@ -68,8 +68,7 @@ class Paces:
         self.islands: list[Grouping] = list(groupings(self.rate))
         self.levels = _levels(self.rate)
         """Pairs of peers by the power of two that their rate reaches, the fastest first."""
-        whole, again = self.judge.operators, recomputes(self.judge)
-        self.needed = min(self.judge.stage_bytes(0, whole, 1, recompute=r) for r in again)
+        self.needed = least_bytes(self.judge, 0, self.judge.operators)
         """Bytes of the whole model with one microbatch."""
         self.rooms = np.array([o.device_memory_bytes for o in self.judge.offers], np.int64)
         self.speed: NDArray[np.float64] = self.fence.speed

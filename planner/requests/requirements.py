@@ -89,8 +89,8 @@ class RunRequirements:
 
     def evaluates_after(self, step: int, steps: int) -> bool:
         """Whether an evaluation is due after a step, from 0, of so many."""
-        due = self.eval_every > 0 and (step + 1) % self.eval_every == 0
-        return due or (self.eval_every > 0 and step + 1 == steps)
+        last = step + 1 == steps
+        return self.eval_every > 0 and (last or (step + 1) % self.eval_every == 0)
 
     @property
     def deeper(self) -> PlannerOptions | None:

@@ -25,7 +25,7 @@ from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
-from ..cost.candidate import Candidate, StageShare, from_plan, to_plan
+from ..cost.candidate import Candidate, from_plan, to_plan
 from ..cost.cost_model import CostModel
 from ..cost.rows import RowBuilder
 from ..cost.shortage import fitting, refuse_impossible
@@ -321,17 +321,9 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
             if rng.random() < 0.6:
                 at = rng.randint(left.start + 1, right.stop - 1)
                 shares[i], shares[i + 1] = replace(left, stop=at), replace(right, start=at)
-        pipelines.append(shares)
-    used = list(candidate.peers)
-    a, b = rng.choice(used), rng.randrange(peers)
-    other = {a: b, b: a}
-    return replace(
-        candidate,
-        pipelines=tuple(
-            tuple(StageShare(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
-            for p in pipelines
-        ),
-    )
+        pipelines.append(tuple(shares))
+    a, b = rng.choice(candidate.peers), rng.randrange(peers)
+    return replace(candidate, pipelines=tuple(pipelines)).with_peers({a: b, b: a})
 
 
 # ---------------------------------------------------------------- what it says
@@ -342,7 +334,6 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""
     request = judge.request
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
     found: dict[str, tuple[Candidate, float]] = {}
     everyone = min(len(request.offers), judge.operators)
     for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
@@ -352,9 +343,8 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
             plan, report = planner(request, judge)
         except NoPlan:
             continue
-        found[name] = from_plan(plan, place), report.predicted.step_s
+        found[name] = from_plan(plan, judge.place), report.predicted.step_s
     if fence is not None:
-        names = [o.peer for o in judge.offers]
-        plan = to_plan(fence.candidate, names, request.microbatch_size)
-        found["op-fence"] = from_plan(plan, place), fence.seconds
+        plan = to_plan(fence.candidate, [*judge.place], request.microbatch_size)
+        found["op-fence"] = from_plan(plan, judge.place), fence.seconds
     return found

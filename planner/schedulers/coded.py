@@ -45,11 +45,11 @@ def plan_with_codecs(request: PlanRequest, planner: Planner) -> PlanWithReport:
     dense = planner(request)
     if not request.options.codecs.asked:
         return dense
-    judge = _judge(request, dense.plan)
+    judge = CostModel(request.form_of(dense.plan))
     first = with_codecs(judge, dense)
     again = _again(request, planner, dense.plan, judge)
     best = first
-    if again is not None and 0 < _step_s(again) < _step_s(first):
+    if again is not None and 0 < again.step_s < first.step_s:
         best = again
     return PlanWithReport(best.plan, _beside(best, dense.report))
 
@@ -78,17 +78,6 @@ def with_codecs(judge: CostModel, planned: PlanWithReport) -> PlanWithReport:
     )
 
 
-def _step_s(planned: PlanWithReport) -> float:
-    return planned.report.predicted.step_s
-
-
-def _judge(request: PlanRequest, plan: Plan) -> CostModel:
-    """The judge of the form of the request that the plan was made for."""
-    form = request.form(plan.microbatch_size, plan.head_parts)
-    assert form is not None, "the plan is one of the request's"
-    return CostModel(form)
-
-
 # ---------------------------------------------------------------- planning again
 
 
@@ -110,9 +99,9 @@ def _again(
         return None
     if (found.stages, found.routes, found.schedule) == (dense.stages, dense.routes, dense.schedule):
         return None
-    own = _judge(request, found)
+    own = CostModel(request.form_of(found))
     found, report = with_codecs(own, PlanWithReport(found, replace(report, reasons=())))
-    step_s, peers = report.predicted.step_s, {o.peer: i for i, o in enumerate(own.offers)}
+    step_s = report.predicted.step_s
     moved = request.options.reroutes
     hangs = next(iter(report.predicted.bottlenecks), "")
     told = replace(
@@ -120,7 +109,7 @@ def _again(
         reasons=(
             f"{len(found.peers)} of {len(own.offers)} peers under {found.schedule}, {step_s:.4g} s "
             "for a step: placed for links that are compressed",
-            *(() if moved else stage_reasons(own, from_plan(found, peers))),
+            *(() if moved else stage_reasons(own, from_plan(found, own.place))),
             *report.reasons,
         ),
         spares=tuple(Spare(s.peer, f"not needed: {hangs}") for s in report.spares),
@@ -197,7 +186,7 @@ def _beside(planned: PlanWithReport, dense: PlanReport) -> PlanReport:
 
 
 def _compared(planned: PlanWithReport, dense: PlanReport) -> Iterator[Alternative]:
-    plan, step_s = planned.plan, _step_s(planned)
+    plan, step_s = planned.plan, planned.step_s
     if plan.codecs:
         yield Alternative(
             UNCOMPRESSED,

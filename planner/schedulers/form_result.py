@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.orders.schedules import first_of, may_list
+from ...job.words import count_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
@@ -120,8 +121,7 @@ def planned(
 
 
 def _divided(request: PlanRequest) -> str:
-    count = request.microbatches
-    return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
+    return f"{count_of(request.microbatches, 'microbatch')} of {request.microbatch_size}"
 
 
 def _textbook(candidate: Candidate) -> Candidate:
@@ -141,7 +141,7 @@ def _reasons(
     used, all_peers = len(candidate.peers), len(judge.offers)
     count = len(candidate.pipelines)
     text = (
-        f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
+        f"auto: {used} of {all_peers} peers in {count_of(count, 'pipeline')} under "
         f"{best.candidate.schedule}, {seconds:.4g} s for a step of "
         f"{_divided(judge.request)}"
     )
@@ -154,7 +154,7 @@ def _reasons(
         if rest:
             next_best = min(rest, key=lambda f: f.key)
             n, s = len(next_best.candidate.pipelines), next_best.candidate.schedule
-            other = f"{n} pipeline{'s' if n > 1 else ''}" if what == "pipelines" else s
+            other = count_of(n, "pipeline") if what == "pipelines" else s
             found.append(
                 f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
                 f"{next_best.seconds - seconds:.3g} s more"
@@ -173,13 +173,7 @@ def _reasons(
         )
     again = [s for p in candidate.pipelines for s in p if s.recompute]
     if again and judge.request.options.recompute is None:
-        plain = replace(
-            candidate,
-            pipelines=tuple(
-                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
-            ),
-        )
-        without = judge.seconds(plain)
+        without = judge.seconds(candidate.recomputing(False))
         found.append(
             f"{len(again)} shares compute their forward again: "
             + (

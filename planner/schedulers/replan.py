@@ -135,13 +135,11 @@ class Hysteresis:
         self.smooth = self.since = None
 
 
-def migration(
-    old: Plan, new: Plan, graph: Graph, network: Network, *, state_bytes: int
-) -> tuple[float, dict[PeerId, int]]:
-    """(seconds, bytes that each receiver fetches) of parameters and optimizer state that change
-    hands: each from the old holder with the best link, all at once, a peer's downlink after its own
-    sum. `network` has every peer of both plans. Raises ValueError when the plans' intervals count
-    different graphs."""
+def migration(old: Plan, new: Plan, graph: Graph, network: Network, *, state_bytes: int) -> float:
+    """Seconds in which receivers fetch parameters and optimizer state that change hands: each from
+    the old holder with the best link, all at once, a peer's downlink after its own sum. `network`
+    has every peer of both plans. Raises ValueError when the plans' intervals count different
+    graphs."""
     if old.head_parts != new.head_parts:
         raise ValueError(
             f"the head is in {old.head_parts} blocks now and would be in {new.head_parts}: a "
@@ -150,8 +148,7 @@ def migration(
     place = {peer: i for i, peer in enumerate(network.peers)}
     had = {peer: _state(old, graph, peer) for peer in old.peers}
     rates = network.rates()
-    fetched: dict[PeerId, int] = {}
-    trained = _trainable(graph)
+    trained = frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)
     slowest = 0.0
     for peer in new.peers:
         seconds = 0.0
@@ -163,10 +160,9 @@ def migration(
                 size += state_bytes * graph.spec[name].elements
             sources = [place[p] for p in old.peers if name in had[p]]
             rate = max(float(rates[i, place[peer]]) for i in sources)
-            fetched[peer] = fetched.get(peer, 0) + size
             seconds += size / rate
         slowest = max(slowest, seconds)
-    return slowest, fetched
+    return slowest
 
 
 def in_parts(old: Plan, new: Plan, most: int = 2) -> list[tuple[PeerId, ...]]:
@@ -198,7 +194,3 @@ def _state(plan: Plan, graph: Graph, peer: PeerId) -> Mapping[str, None]:
         for value in op.reads
         if value.startswith(("param:", "buffer:"))
     }
-
-
-def _trainable(graph: Graph) -> frozenset[str]:
-    return frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)

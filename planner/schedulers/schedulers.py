@@ -13,8 +13,6 @@ from .auto import BASELINES, auto
 from .coded import plan_with_codecs
 from .swapped import swapped
 
-__all__ = ["PLANNERS", "plan"]
-
 PLANNERS: dict[str, Planner] = {**BASELINES, "swarm": swarm, "auto": auto}
 """The names of `plan.scheduler`."""
 
@@ -39,7 +37,7 @@ def plan(request: PlanRequest) -> PlanWithReport:
             raise
         raise NoPlan(
             f'{error.reason}; scheduler = "auto" has a plan, with a step of '
-            f"{other.report.predicted.step_s:.3g} s or less",
+            f"{other.step_s:.3g} s or less",
             error.code,
             error.short_bytes,
         ) from None

@@ -29,8 +29,6 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes
 from ..search.reasons import stage_reasons
 
-__all__ = ["LEAST", "swapped"]
-
 LEAST = 4
 """Stages of blocks: two pairs."""
 
@@ -58,8 +56,7 @@ def swapped(request: PlanRequest, planner: Planner) -> PlanWithReport:
         found = planner(_alone(forms, LEAST)).plan
     form = next(f for f in forms if f.microbatch_size == found.microbatch_size)
     judge = CostModel(replace(form, others=(), known_costs=form.costs))
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in found.peers]
+    peers = [judge.place[p] for p in found.peers]
     named = _chain(form.graph)
     counts = _shared_out(judge, peers[: len(named)], named)
     for again in recomputes(judge):
@@ -129,7 +126,7 @@ def _shared_out(judge: CostModel, peers: Sequence[int], named: Sequence[Block]) 
     """How many blocks each peer has: both of a pair as many where that can be, since only then a
     lost one can become a copy of the other; and then the longest stage as short as it can be."""
     bounds = [b.start for b in named] + [named[-1].stop]
-    n, each = len(peers), judge.forward_s + judge.backward_s
+    n, each = len(peers), judge.both_s
 
     def seconds(k: int, i: int, j: int) -> float:
         found = each[peers[k], bounds[j]] - each[peers[k], bounds[i]]

@@ -15,6 +15,7 @@ from ...job.words import size_text
 from ..base.interface import NoPlan
 from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.shortage import least_bytes
 from .moves import even_pipeline
 from .search import SearchSpace
 
@@ -84,9 +85,7 @@ def no_plan_beside(judge: CostModel) -> NoPlan | None:
         if j != i + 1:
             spans.append((start, i + 1))
             start = j
-    again = request.options.recompute
-    choices = (False, True) if again is None else (again,)
-    need = sum(min(judge.stage_bytes(a, b, 1, recompute=r) for r in choices) for a, b in spans)
+    need = sum(least_bytes(judge, a, b) for a, b in spans)
     room = max(o.device_memory_bytes for o in holders)
     if need > room:
         return NoPlan(

@@ -11,7 +11,6 @@ each listed alone: no plan is compiled, and no link shared, before the judge has
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 from ...dag.cost.pace import VISIT_CALLS
@@ -160,10 +159,10 @@ class DeepSearch:
         peers = candidate.peers
         unused = [p for p in self.seeds.by_speed if p not in set(peers)][:8]
         for p, q in combinations(peers, 2):
-            yield _renamed(candidate, {p: q, q: p})
+            yield candidate.with_peers({p: q, q: p})
         for p in peers:
             for q in unused:
-                yield _renamed(candidate, {p: q})
+                yield candidate.with_peers({p: q})
 
     def ranked(self, candidates: Iterable[Candidate]) -> list[tuple[float, int, Candidate]]:
         """Candidates that the space allows as (bound, number, candidate), the least bound
@@ -255,17 +254,6 @@ class DeepSearch:
         least = min(listed.values())
         ranked = sorted(listed, key=listed.__getitem__)
         return [c for c in ranked if listed[c] < NEAR * least][:MOST_JUDGED]
-
-
-def _renamed(candidate: Candidate, other: dict[int, int]) -> Candidate:
-    """The candidate with other peers in the places of some."""
-    return replace(
-        candidate,
-        pipelines=tuple(
-            tuple(replace(s, peer=other.get(s.peer, s.peer)) for s in p)
-            for p in candidate.pipelines
-        ),
-    )
 
 
 def deep_starts(

@@ -11,8 +11,10 @@ as the rest of the memory has room for. What the step takes then, the judge says
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...dag.plan.plan import PeerId, ScheduleName, Visits
 from ...dag.schedule.orders import one_f_one_b, zero_bubble
@@ -20,8 +22,6 @@ from ...dag.schedule.orders.schedules import DEFAULT, TIMED, ZERO_BUBBLE
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import RouteSeconds
-
-__all__ = ["MOST_VISITS", "Deepened", "Lister", "deepened", "deeper", "listed_with", "rooms"]
 
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
@@ -190,12 +190,10 @@ def rooms(judge: CostModel, candidate: Candidate, name: ScheduleName = DEFAULT) 
     for start, stop, holders, recompute in candidate.slots():
         room = min(judge.offers[p].device_memory_bytes for p in holders)
         room -= judge.memory.waiting.of(start, stop)[0] if name == ZERO_BUBBLE else 0
-        low, high = 0, count
-        while low < high:
-            middle = (low + high + 1) // 2
-            needed = judge.stage_bytes(start, stop, middle, len(holders) > 1, recompute)
-            low, high = (middle, high) if needed <= room else (low, middle - 1)
-        found.append(low)
+        needs = partial(
+            judge.stage_bytes, start, stop, shared=len(holders) > 1, recompute=recompute
+        )
+        found.append(bisect_right(range(1, count + 1), room, key=needs))
     return found
 
 

@@ -57,20 +57,15 @@ def chain_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> I
     used = set(candidate.peers)
     free = next((p for p in range(len(judge.offers)) if p not in used), None)
     for p, pipeline in enumerate(candidate.pipelines):
-        for other in _shifts(judge, pipeline):
-            yield with_pipeline(candidate, p, other)
+        moves = [_shifts(judge, pipeline)]
         if space.stages is None:
-            for other in _removals(pipeline):
-                yield with_pipeline(candidate, p, other)
+            moves.append(_removals(pipeline))
             if free is not None:
-                for other in _insertions(judge, pipeline, free):
-                    yield with_pipeline(candidate, p, other)
-        if space.repeats and space.stages is None:
-            for other in _loans(judge, pipeline, free):
-                yield with_pipeline(candidate, p, other)
-        if space.repeats and len(pipeline) > 1 and space.stages is None:
-            for other in _returns(judge, pipeline):
-                yield with_pipeline(candidate, p, other)
+                moves.append(_insertions(judge, pipeline, free))
+            if space.repeats:
+                moves += [_loans(judge, pipeline, free), _returns(judge, pipeline)]
+        for other in itertools.chain(*moves):
+            yield with_pipeline(candidate, p, other)
 
 
 def exchange_moves(
@@ -93,9 +88,8 @@ def exchange_moves(
     for i in range(len(first) - 1):
         left, right = first[i], first[i + 1]
         if left.peer == right.peer:
-            yield with_pipeline(
-                candidate, 0, (*first[:i], replace(left, stop=right.stop), *first[i + 2 :])
-            )
+            whole = replace(left, stop=right.stop)
+            yield with_pipeline(candidate, 0, (*first[:i], whole, *first[i + 2 :]))
             for at in ((left.start + left.stop) // 2, (right.start + right.stop) // 2):
                 if left.start < at < right.stop and at != left.stop:
                     moved = replace(left, stop=at), replace(right, start=at)
@@ -110,12 +104,8 @@ def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
         while reach < max(2, judge.operators // 2):
             for at in (left.stop - reach, left.stop + reach):
                 if left.start < at < right.stop:
-                    yield (
-                        *pipeline[:i],
-                        replace(left, stop=at),
-                        replace(right, start=at),
-                        *pipeline[i + 2 :],
-                    )
+                    both = replace(left, stop=at), replace(right, start=at)
+                    yield (*pipeline[:i], *both, *pipeline[i + 2 :])
             reach *= 2
     # One more operator for share i, one less for share j, and all cuts between move along.
     for i, j in itertools.permutations(range(len(pipeline)), 2):
@@ -134,22 +124,15 @@ def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
 def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
     for i, share in enumerate(pipeline):
         if i > 0:
-            yield joined(
-                (*pipeline[: i - 1], replace(pipeline[i - 1], stop=share.stop), *pipeline[i + 1 :])
-            )
+            before = replace(pipeline[i - 1], stop=share.stop)
+            yield joined((*pipeline[: i - 1], before, *pipeline[i + 1 :]))
         if i + 1 < len(pipeline):
             after = replace(pipeline[i + 1], start=share.start)
             yield joined((*pipeline[:i], after, *pipeline[i + 2 :]))
         if 0 < i < len(pipeline) - 1 and share.stop - share.start > 1:
             middle = (share.start + share.stop) // 2
-            yield joined(
-                (
-                    *pipeline[: i - 1],
-                    replace(pipeline[i - 1], stop=middle),
-                    replace(pipeline[i + 1], start=middle),
-                    *pipeline[i + 2 :],
-                )
-            )
+            ends = replace(pipeline[i - 1], stop=middle), replace(pipeline[i + 1], start=middle)
+            yield joined((*pipeline[: i - 1], *ends, *pipeline[i + 2 :]))
 
 
 def joined(shares: Sequence[StageShare]) -> Pipeline:
@@ -200,7 +183,7 @@ def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[P
     """A peer keeps both ends of its share and another one takes the middle."""
     if len(pipeline) > MOST_LOANS:
         return
-    own = judge.forward_s + judge.backward_s
+    own = judge.both_s
     others = [p for p in {s.peer for s in pipeline} | ({free} if free is not None else set())]
     for i, s in enumerate(pipeline):
         size = s.stop - s.start
@@ -224,10 +207,7 @@ def recompute_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candid
     shares = [s for p in candidate.pipelines for s in p]
     for value in (False, True):
         if any(s.recompute is not value for s in shares):
-            pipelines = tuple(
-                tuple(replace(s, recompute=value) for s in p) for p in candidate.pipelines
-            )
-            yield replace(candidate, pipelines=pipelines)
+            yield candidate.recomputing(value)
     if len(shares) > MOST_SHARES:
         return
     for p, pipeline in enumerate(candidate.pipelines):
@@ -268,8 +248,7 @@ def even_pipeline(
     n, k = judge.operators if end is None else end, len(peers)
     if k > n - begin:
         return None
-    seconds = judge.forward_s + judge.backward_s
-    seconds = seconds - seconds[:, begin : begin + 1]
+    seconds = judge.both_s - judge.both_s[:, begin : begin + 1]
     whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
     shares: list[StageShare] = []

@@ -12,7 +12,9 @@ from ...dag.plan.report import Spare
 from ...job.words import size_text
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.predicted import seconds_text
 from ..cost.rows import RowBuilder
+from ..network.communities import Floats, rates
 from .moves import with_pipeline
 from .search import weight
 
@@ -76,32 +78,27 @@ def _why_spare(
     more = with_it - seconds
     if more <= 1e-6 * seconds:
         return f"adds nothing: {hang}"
-    return f"it would add {_time(more)} to the step's {_time(seconds)}{_what(judge, best, peer)}"
+    what = _what(judge, best, peer)
+    return f"it would add {seconds_text(more)} to the step's {seconds_text(seconds)}{what}"
 
 
 def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidate]:
     """The plan with one more peer, in a few places."""
     shares = [(p, i, s) for p, line in enumerate(best.pipelines) for i, s in enumerate(line)]
     shares = [x for x in shares if x[2].stop - x[2].start > 1]
+    seconds = judge.both_s
     if len(shares) > MOST_TRIES // 2:
-        busy = judge.forward_s + judge.backward_s
-        shares.sort(key=lambda x: -float(busy[x[2].peer, x[2].stop] - busy[x[2].peer, x[2].start]))
+        shares.sort(
+            key=lambda x: -float(seconds[x[2].peer, x[2].stop] - seconds[x[2].peer, x[2].start])
+        )
         shares = shares[: MOST_TRIES // 2]
-    seconds = judge.forward_s + judge.backward_s
     for p, i, s in shares:
         line = best.pipelines[p]
-        # So many operators that both take about equally long.
         own, its = seconds[s.peer], seconds[peer]
-        half = min(
-            range(s.start + 1, s.stop),
-            key=lambda x: max(own[x] - own[s.start], its[s.stop] - its[x]),
-        )
+        half = _half(s, own, its)
         new = StageShare(peer, half, s.stop, s.recompute)
         yield with_pipeline(best, p, (*line[:i], replace(s, stop=half), new, *line[i + 1 :]))
-        half = min(
-            range(s.start + 1, s.stop),
-            key=lambda x: max(its[x] - its[s.start], own[s.stop] - own[x]),
-        )
+        half = _half(s, its, own)
         new = StageShare(peer, s.start, half, s.recompute)
         yield with_pipeline(best, p, (*line[:i], new, replace(s, start=half), *line[i + 1 :]))
     most = max(range(len(best.microbatches)), key=lambda p: best.microbatches[p])
@@ -112,25 +109,31 @@ def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidat
         yield replace(best, pipelines=(*best.pipelines, alone), microbatches=tuple(m))
 
 
+def _half(share: StageShare, front: Floats, back: Floats) -> int:
+    """Where two peers of these seconds part a share so that both take about equally long."""
+    return min(
+        range(share.start + 1, share.stop),
+        key=lambda x: max(front[x] - front[share.start], back[share.stop] - back[x]),
+    )
+
+
 def _hangs_on(judge: CostModel, best: Candidate) -> str:
     critical = judge.estimate(best).critical[0]
     peers = best.peers
     a = judge.offers[peers[int(critical.peer[1:])]]
     if critical.destination is None:
-        return f"the step hangs on {a}, which computes for {_time(critical.seconds)} of it"
+        return f"the step hangs on {a}, which computes for {seconds_text(critical.seconds)} of it"
     b = judge.offers[peers[int(critical.destination[1:])]]
-    return f"the step hangs on the link {a} -> {b} for {_time(critical.seconds)}"
+    return f"the step hangs on the link {a} -> {b} for {seconds_text(critical.seconds)}"
 
 
 def _what(judge: CostModel, best: Candidate, peer: int) -> str:
     """Say what is wrong with a peer, in one clause: its links or its speed, whichever is further
     below those of the plan's peers."""
-    rates = judge.network.rates()
+    rate = rates(judge.network)
     used = list(best.peers)
-    own = max(min(rates[peer, q], rates[q, peer]) for q in used)
-    others = [
-        max(min(rates[p, q], rates[q, p]) for q in used if q != p) for p in used if len(used) > 1
-    ]
+    own = max(rate[peer, q] for q in used)
+    others = [max(rate[p, q] for q in used if q != p) for p in used if len(used) > 1]
     speed = 1 / max(float(judge.forward_s[peer, -1]), 1e-30)
     fastest = max(1 / max(float(judge.forward_s[p, -1]), 1e-30) for p in used)
     slower = fastest / speed
@@ -144,16 +147,12 @@ def _what(judge: CostModel, best: Candidate, peer: int) -> str:
     return ""
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
-
-
 # ---------------------------------------------------------------- stages
 
 
 def stage_reasons(judge: CostModel, best: Candidate) -> Iterator[str]:
     """One line for each pipeline, then one for each stage."""
-    seconds = judge.forward_s + judge.backward_s
+    seconds = judge.both_s
     device = judge.device_bytes(best)
     graph = judge.request.graph
     many = len(best.pipelines) > 1
@@ -171,6 +170,6 @@ def stage_reasons(judge: CostModel, best: Candidate) -> Iterator[str]:
             again = ", its forward computed again" if s.recompute else ""
             yield (
                 f"{describe_interval(graph, s.start, s.stop)} on {judge.offers[s.peer]}: "
-                f"{_time(each)} for each microbatch{again}, {size_text(device[s.peer])} of its "
-                f"{size_text(judge.offers[s.peer].device_memory_bytes)}"
+                f"{seconds_text(each)} for each microbatch{again}, {size_text(device[s.peer])} of "
+                f"its {size_text(judge.offers[s.peer].device_memory_bytes)}"
             )

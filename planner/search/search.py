@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan.plan import ScheduleName
 from ...dag.schedule.orders.schedules import CHAINED
-from ..cost.candidate import Candidate, StageShare
+from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 
 __all__ = ["Search", "SearchResult", "SearchSpace", "weight"]
@@ -176,7 +176,7 @@ class Search:
             over = over + MISPLACED_BYTES * (bound & ~self.judge.may_have[rows]).sum(1)
         rows = rows[over == over.min()]
         best = rows[int(np.argmin(self.judge.bound_many(candidate, rows)))]
-        found = _with_peers(candidate, best.tolist())
+        found = candidate.with_peers(dict(zip(candidate.peers, best.tolist(), strict=True)))
         self._batches[known] = found
         return found
 
@@ -226,18 +226,6 @@ class Search:
 
 def _less(a: Key, b: Key) -> bool:
     return a[0] < b[0] or (a[0] == b[0] and a[1] < b[1] * _BETTER)
-
-
-def _with_peers(candidate: Candidate, peers: list[int]) -> Candidate:
-    """Return the structure with other peers, in the order of `candidate.peers`."""
-    named = dict(zip(candidate.peers, peers, strict=True))
-    return replace(
-        candidate,
-        pipelines=tuple(
-            tuple(StageShare(named[s.peer], s.start, s.stop, s.recompute) for s in p)
-            for p in candidate.pipelines
-        ),
-    )
 
 
 def _assignments(peers: tuple[int, ...], count: int, fresh: tuple[int, ...]) -> NDArray[np.int64]:

@@ -230,7 +230,7 @@ class Seeds:
         """Microbatches of each pipeline, one by one to whoever would be done first."""
         if len(pipelines) > self.m:
             return None
-        seconds = self.judge.forward_s + self.judge.backward_s
+        seconds = self.judge.both_s
         each = [
             [float(seconds[s.peer, s.stop] - seconds[s.peer, s.start]) for s in p]
             for p in pipelines
@@ -253,13 +253,9 @@ def tied_ends(judge: CostModel) -> tuple[int, int] | None:
     """The operator behind the last one of the first half that reads a weight which the end of the
     model reads as well, and the first one there; None where there is no such weight, and where all
     of its readers lie within one half."""
-    readers: dict[str, list[int]] = {}
-    for i, operator in enumerate(judge.request.graph.operators):
-        for value in operator.reads:
-            if value.startswith("param:"):
-                readers.setdefault(value, []).append(i)
-    half = judge.operators // 2
-    both = [at for at in readers.values() if at[0] < half <= at[-1]]
+    half, readers = judge.operators // 2, judge.request.graph.readers
+    weights = (at for value, at in readers.items() if value.startswith("param:"))
+    both = [at for at in weights if at[0] < half <= at[-1]]
     if not both:
         return None
     heads = max(i for at in both for i in at if i < half)

@@ -19,6 +19,7 @@ from ...dag.ir.graph import OperatorSet
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from ...dag.schedule.convert_report import report_from_proto, report_to_proto
+from ...dag.schedule.filled import filled, taken
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import PreviewAnswer
 from ...proto.common_pb2 import Reason
@@ -60,6 +61,13 @@ Told = PlanReady | ReplicasFormed | PlanFailed | PlanConsidered | PreviewAnswer
 
 Pairs = tuple[tuple[PeerId, PeerId], ...]
 
+_WANTED = {
+    MakePlan: PlanningAsked.MAKE,
+    FormReplicas: PlanningAsked.FORM,
+    ConsiderPlan: PlanningAsked.CONSIDER,
+    PreviewWanted: PlanningAsked.PREVIEW,
+}
+
 _SPEEDS = (
     ("product", "product_flops_per_s"),
     ("convolution", "convolution_flops_per_s"),
@@ -68,37 +76,21 @@ _SPEEDS = (
     ("special", "special_bytes_per_s"),
     *((name, name) for name in ("call_s", "error", "busy", "slowed")),
 )
-_PLAIN: tuple[str, ...] = (
-    "peer",
-    "name",
-    "place",
-    "device_memory_bytes",
-    "host_memory_bytes",
-    "flops_per_s",
-)
-_PLAIN += ("operator_set", "reachable", "learned", "host", "cores", "threads", "accelerator")
-
-
 # ---------------------------------------------------------------- requests
 
 
 def ask_to_bytes(ask: Asked, graph: bytes) -> bytes:
     """A request with the serialised graph of its run."""
-    message = PlanningAsked(spec=ask.spec, graph=graph)
-    offers: Sequence[PeerOffer]
-    match ask:
-        case MakePlan():
-            message.wanted, message.run, offers = PlanningAsked.MAKE, ask.replica, ask.peers
-            if ask.before is not None:
-                message.plan.CopyFrom(plan_to_proto(ask.before))
-        case FormReplicas():
-            message.wanted, message.run, offers = PlanningAsked.FORM, ask.replica, ask.peers
-        case ConsiderPlan():
-            message.wanted, message.run, offers = PlanningAsked.CONSIDER, ask.replica, ask.peers
-            message.plan.CopyFrom(plan_to_proto(ask.plan))
-        case PreviewWanted():
-            message.wanted, offers = PlanningAsked.PREVIEW, ask.offers
-            message.notes.extend(ask.notes)  # the peers as people see them: the broker has them
+    message = PlanningAsked(spec=ask.spec, graph=graph, wanted=_WANTED[type(ask)])
+    if isinstance(ask, PreviewWanted):
+        offers = ask.offers
+        message.notes.extend(ask.notes)  # the peers as people see them: the broker has them
+    else:
+        message.run, offers = ask.replica, ask.peers
+    plan = ask.before if isinstance(ask, MakePlan) else None
+    plan = ask.plan if isinstance(ask, ConsiderPlan) else plan
+    if plan is not None:
+        message.plan.CopyFrom(plan_to_proto(plan))
     message.offers.extend(map(_offer_to_proto, offers))
     if ask.network is not None:
         message.links.CopyFrom(_links_to_proto(ask.network))
@@ -123,14 +115,14 @@ def ask_from_proto(message: PlanningAsked) -> Asked:
 
 
 def _offer_to_proto(offer: PeerOffer) -> Offered:
-    message = Offered(**{name: getattr(offer, name) for name in _PLAIN})
+    speeds = None
     if offer.speeds is not None:
-        speeds = {key: getattr(offer.speeds, name) for name, key in _SPEEDS}
-        message.speeds.CopyFrom(broker_pb2.Speeds(**speeds))
-    for manifest, inputs in offer.manifests:
-        blended = manifest in offer.blended
-        message.data.append(OfferedData(manifest=manifest, inputs=inputs, blended=blended))
-    return message
+        speeds = broker_pb2.Speeds(**{key: getattr(offer.speeds, name) for name, key in _SPEEDS})
+    data = [
+        OfferedData(manifest=manifest, inputs=inputs, blended=manifest in offer.blended)
+        for manifest, inputs in offer.manifests
+    ]
+    return filled(Offered, offer, speeds=speeds, data=data)
 
 
 def _offer_from_proto(message: Offered) -> PeerOffer:
@@ -138,10 +130,15 @@ def _offer_from_proto(message: Offered) -> PeerOffer:
     if message.HasField("speeds"):
         speeds = Speeds(**{name: getattr(message.speeds, key) for name, key in _SPEEDS})
     known: OperatorSet = "core" if message.operator_set == "core" else "full"
-    plain = {name: getattr(message, name) for name in _PLAIN} | {"operator_set": known}
     manifests = tuple((d.manifest, tuple(d.inputs)) for d in message.data)
     blended = frozenset(d.manifest for d in message.data if d.blended)
-    return PeerOffer(**plain, speeds=speeds, manifests=manifests, blended=blended)
+    return taken(
+        *(PeerOffer, message),
+        operator_set=known,
+        speeds=speeds,
+        manifests=manifests,
+        blended=blended,
+    )
 
 
 def _links_to_proto(network: Network) -> PlanningLinks:
@@ -188,16 +185,7 @@ def answer_to_bytes(told: Told) -> bytes:
             short = min(max(0, told.short_bytes), 2**64 - 1)
             message.refused.CopyFrom(PlanRefused(reason=reason, short_bytes=short))
         case PlanConsidered():
-            found = Considered(
-                running_s=told.running_s,
-                candidate_s=told.candidate_s,
-                migration_s=told.migration_s,
-            )
-            if told.plan is not None:
-                found.plan.CopyFrom(plan_to_proto(told.plan))
-                found.report.CopyFrom(report_to_proto(told.report))
-                found.pairs.extend(_places(told.plan, told.pairs))
-            message.considered.CopyFrom(found)
+            message.considered.CopyFrom(filled(Considered, told, **_plan_of(told)))
         case PreviewAnswer():
             message.preview.CopyFrom(told)
     return message.SerializeToString()
@@ -233,10 +221,17 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
 
 
 def _made_to_proto(told: PlanReady) -> PlanMade:
-    pairs = _places(told.plan, told.pairs)
-    made = PlanMade(plan=plan_to_proto(told.plan), pairs=pairs, local=told.local)
-    made.report.CopyFrom(report_to_proto(told.report))
-    return made
+    return filled(PlanMade, told, **_plan_of(told))
+
+
+def _plan_of(told: PlanReady | PlanConsidered) -> dict[str, object]:
+    if told.plan is None:
+        return dict.fromkeys(("plan", "pairs", "report"))
+    return {
+        "plan": plan_to_proto(told.plan),
+        "pairs": _places(told.plan, told.pairs),
+        "report": report_to_proto(told.report),
+    }
 
 
 def _made_from_proto(ask: MakePlan | FormReplicas, made: PlanMade) -> PlanReady:

@@ -163,7 +163,7 @@ def _even(count: int, parts: int) -> list[int]:
 def _owners(judge: CostModel, line: Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:
     """By inner stage its peer: each peer of a line has some that follow each other, so that the
     longest part is as short as it can be."""
-    each, inner = judge.forward_s + judge.backward_s, len(bounds) - 1
+    each, inner = judge.both_s, len(bounds) - 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for k, p in enumerate(line):
         after: dict[int, tuple[float, tuple[int, ...]]] = {}
@@ -183,7 +183,7 @@ def _balanced(
 ) -> list[int]:
     """Blocks by inner stage, so that the longest part of a peer is as short as it can be; `visits`:
     the share of the microbatches that go through a stage."""
-    n, each = len(peers), judge.forward_s + judge.backward_s
+    n, each = len(peers), judge.both_s
     parts = _even(inner, n)
     bounds = [b.start for b in named] + [named[-1].stop]
 

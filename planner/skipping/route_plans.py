@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,8 +55,6 @@ class RoutedPlan:
     plan: Plan
     seconds: float
     layout: StageLayout
-    most: int = 0
-    """Microbatches that a stage keeps at once, at most."""
 
 
 def rules_of(layout: StageLayout, *, reorder: bool, memory: int) -> RouteRules:
@@ -91,7 +89,7 @@ def found_circle(
         for k in range(layout.inner + 1)
     ]
     held = layout.held((*holders, holders[0]))
-    last, names = layout.inner + 1, [o.peer for o in judge.offers]
+    last, names = layout.inner + 1, [*judge.place]
     routes = [
         (*(Visit(k, names[p]) for k, p in path), Visit(last, names[path[0][1]]))
         for path in found.waves[0][:count]
@@ -105,7 +103,7 @@ def _times(judge: CostModel, layout: StageLayout, rules: RouteRules) -> RouteTim
     forward, backward = (
         (s[:, cuts[-2]] - s[:, cuts[1]]) / layout.inner for s in (judge.forward_s, judge.backward_s)
     )
-    whole = judge.forward_s + judge.backward_s
+    whole = judge.both_s
     ends = whole[:, -1] - whole[:, cuts[-2]] + whole[:, cuts[1]]
     with np.errstate(divide="ignore"):
         hold = judge.crossing_bytes(cuts[1]) / judge.rates
@@ -129,7 +127,7 @@ def _times(judge: CostModel, layout: StageLayout, rules: RouteRules) -> RouteTim
 def even_routes(judge: CostModel, layout: StageLayout, *, reorder: bool) -> list[Route] | None:
     """Routes of equal visits over the lines of a layout in turn; None: no routes keep the rules."""
     count, last = judge.request.microbatches, layout.inner + 1
-    names = [o.peer for o in judge.offers]
+    names = [*judge.place]
     try:
         orders = even_orders(rules_of(layout, reorder=reorder, memory=count), count)
     except ValueError:
@@ -141,19 +139,16 @@ def even_routes(judge: CostModel, layout: StageLayout, *, reorder: bool) -> list
     ]
 
 
+@dataclass
 class _Bettered:
     """Changes routes as long as the list scheduler's step becomes shorter."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Sequence[Stage],
-        times: RouteSeconds,
-        bounds: Bounds | None,
-        rules: RouteRules,
-    ) -> None:
-        self.plan, self.stages, self.times, self.bounds = plan, stages, times, bounds
-        self.rules, self.rng = rules, random.Random(0)
+    plan: Plan
+    stages: Sequence[Stage]
+    times: RouteSeconds
+    bounds: Bounds | None
+    rules: RouteRules
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self) -> tuple[Route, ...]:
         routes = list(self.plan.routes)
@@ -241,7 +236,7 @@ def best_over(
     options = judge.request.options
     bare = judge.bare_plan(
         replace(candidate, schedule=_schedules(options.schedule)[0]),
-        [o.peer for o in judge.offers],
+        [*judge.place],
         evaluation_microbatches=judge.request.evaluation_microbatches,
         head_parts=judge.request.head_parts,
     )
@@ -275,11 +270,11 @@ def best_over(
         found = with_full_steps(judge, found, stages, most)
         seconds = plan_seconds(judge, found)
         if seconds < best.seconds:
-            best = RoutedPlan(found, seconds, layout, most)
+            best = RoutedPlan(found, seconds, layout)
     if best.seconds == float("inf"):  # the least that a stage keeps
         _, _, found, most = min(listed.values(), key=lambda x: x[3])
         found = with_full_steps(judge, found, stages, most)
-        best = RoutedPlan(found, plan_seconds(judge, found), layout, most)
+        best = RoutedPlan(found, plan_seconds(judge, found), layout)
     return best
 
 

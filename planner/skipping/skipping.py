@@ -26,6 +26,7 @@ from ...job.words import count_of, size_text, some_of
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import plan_report, plan_seconds
+from ..cost.shortage import recomputes
 from .layouts import StageLayout, circles, refuse_impossible_routes, rows, window
 from .route_plans import RoutedPlan, best_over, even_routes, found_circle
 
@@ -69,7 +70,7 @@ def skipping(request: PlanRequest, planner: Planner) -> PlanWithReport:
         return _with_reasons(
             plain, [f"every microbatch visits all stages in order: {error.reason}"]
         )
-    plain_s = plain.report.predicted.step_s if plain else float("inf")
+    plain_s = plain.step_s if plain else float("inf")
     if plain is not None and optional and found[0].seconds > WORTH * plain_s:
         why = (
             f"every microbatch visits all stages in order: other routes would take "
@@ -112,7 +113,7 @@ def _searched(
                 hint = "lower train.microbatch, or change plan.skip or plan.stages"
                 refused.append(f"plan.skip: {why}; {hint}")
                 continue
-            for again in _recompute(request):
+            for again in recomputes(judge):
                 try:
                     found = best_over(
                         judge, layout, routes, reorder=request.options.reorder, recompute=again
@@ -132,11 +133,6 @@ def _searched(
 
 def _key(found: RoutedPlan, share: float) -> tuple[bool, float]:
     return found.layout.share < CLOSE * share, found.seconds
-
-
-def _recompute(request: PlanRequest) -> Sequence[bool]:
-    again = request.options.recompute
-    return (False, True) if again is None else (again,)
 
 
 def _too_few(judge: CostModel, layout: StageLayout) -> str:
@@ -201,28 +197,27 @@ def _rows(
 ) -> Iterator[StageLayout]:
     """Rows over the peers of the asked planner's own pipelines: of its plain plan, in one pipeline,
     and in one of as many peers as there are."""
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
     seen: set[tuple[tuple[int, ...], ...]] = set()
     form, refused = _plain(judge.request), None
     asked = form.options.schedule
     schedule = DEFAULT if interleaves(asked) else first_of(asked)
     alone = replace(form.options, stages=None, pipelines=1, in_flight=None, schedule=schedule)
     plans = [plain.plan] if plain else []
-    for stages in (None, min(len(place), MOST_ROW)):
+    for stages in (None, min(len(judge.offers), MOST_ROW)):
         try:
             plans.append(planner(replace(form, options=replace(alone, stages=stages))).plan)
         except NoPlan as error:
             refused = refused or error
     for plan in plans:
         ways = dict.fromkeys(
-            tuple(dict.fromkeys(place[v.peer] for v in route)) for route in plan.routes
+            tuple(dict.fromkeys(judge.place[v.peer] for v in route)) for route in plan.routes
         )
         lines = tuple(ways)
         apart = len({p for line in lines for p in line}) == sum(map(len, lines))
         if lines not in seen and (apart or len(lines) == 1) and len(lines) <= MOST_LINES:
             seen.add(lines)
             yield from rows(judge, lines, share)
-    if not seen and refused is not None and len(place) < 3:
+    if not seen and refused is not None and len(judge.offers) < 3:
         raise refused
 
 
@@ -236,7 +231,7 @@ def _with_reasons(planned: PlanWithReport, reasons: Sequence[str]) -> PlanWithRe
 
 def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> PlanWithReport:
     plan, layout, names = found.plan, found.layout, {o.peer: str(o) for o in judge.offers}
-    plain_s = plain.report.predicted.step_s if plain else 0.0
+    plain_s = plain.step_s if plain else 0.0
     count = len(plan.routes)
     moved = swaps(plan)
     what = f"leaves {layout.share:.0%} of the blocks out" if layout.out else "visits all stages"
@@ -257,7 +252,7 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     ways = Counter(plan.routes)
     for route, times in list(ways.items())[:6]:
         text = " -> ".join(f"{v.stage}@{names[v.peer]}" for v in route)
-        reasons.append(f"route of {times} microbatch{'es' if times > 1 else ''}: {text}")
+        reasons.append(f"route of {count_of(times, 'microbatch')}: {text}")
     if len(ways) > 6:
         reasons.append(f"and {len(ways) - 6} more routes")
     reasons += [*_copies(judge, plan), *describe_skippable(judge.request.graph)]

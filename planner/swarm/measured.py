@@ -33,7 +33,7 @@ class MeasuredPeers:
     def __init__(self, judge: CostModel) -> None:
         self.judge = judge
         self.memory = np.array([o.device_memory_bytes for o in judge.offers])
-        total = judge.forward_s + judge.backward_s
+        total = judge.both_s
         self.done: Floats = (total / total[:, -1:]).mean(0)
         """(operators + 1,): the share of a microbatch that is done before each position."""
         self.crossing = np.array([judge.crossing_bytes(i) for i in range(judge.operators + 1)])
@@ -60,9 +60,9 @@ class MeasuredPeers:
         needs, room = self.judge.needs(MOST_POSITIONS), int(np.median(self.memory))
         shared = stages < len(self.memory)
         lows = [needs.low(room, stages - k, again, shared) for k in range(stages)]
-        at, nothing = needs.positions, np.zeros((stages, stages))
+        at = needs.positions
         seconds = np.tile(self.done[at], (stages, 1))
-        path = Path(seconds, lows, self.crossing[at].astype(float), nothing, nothing, nothing)
+        path = Path.without_links(seconds, lows, self.crossing[at].astype(float))
         if possible(path) and (found := least_bottleneck(path, 1e-3)) is not None:
             yield tuple(int(at[c]) for c in found.cuts)
 

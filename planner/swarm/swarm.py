@@ -144,7 +144,7 @@ class _Planner:
         cuts = (0, *(s.stop for s in plan.stages))
         if cuts[-1] != self.judge.operators or plan.head_parts != request.head_parts:
             return
-        place = {o.peer: i for i, o in enumerate(request.offers)}
+        place = self.judge.place
         had = tuple(tuple(place[p] for p in s.holders if p in place) for s in plan.stages)
         again = tuple(s.recompute for s in plan.stages)
         others = [p for p in range(len(place)) if join and not any(p in of for of in had)]

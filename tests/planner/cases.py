@@ -66,7 +66,6 @@ def random_graph(
                 Work(product=work * rng.uniform(1.5, 2.5), calls=5.0),
                 sum(size for _, size in held),
                 spec.size_bytes,
-                kept,
                 held,
                 ((i, kept),),
             )

@@ -23,8 +23,6 @@ from .words import (
     tensors,
 )
 
-__all__ = ["CHOICES", "RESULTS", "STEPS", "TABLE"]
-
 TABLE: dict[str, Rule] = {}
 """By operator, what its arguments must be."""
 _rule = adding_to(TABLE)
@@ -234,21 +232,6 @@ def _gated(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
         shaped(found, f"params {i}", shape, spec.dtype)
 
 
-@_rule("aten.lstm.input")
-def _lstm(given: Given) -> None:
-    _gated(given, 4, tensors(given, "hx", 2))
-
-
-@_rule("aten.gru.input")
-def _gru(given: Given) -> None:
-    _gated(given, 3, (tensor(given, "hx"),))
-
-
-@_rule("aten.rnn_tanh.input aten.rnn_relu.input")
-def _rnn(given: Given) -> None:
-    _gated(given, 1, (tensor(given, "hx"),))
-
-
 def _cell(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
     spec = tensor(given, "input")
     need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
@@ -266,14 +249,14 @@ def _cell(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
             shaped(tensor(given, name), name, (gates * hidden,), spec.dtype)
 
 
-@_rule("aten.lstm_cell.default")
-def _lstm_cell(given: Given) -> None:
-    _cell(given, 4, tensors(given, "hx", 2))
-
-
-@_rule("aten.gru_cell.default")
-def _gru_cell(given: Given) -> None:
-    _cell(given, 3, (tensor(given, "hx"),))
+TABLE |= {
+    "aten.lstm.input": lambda g: _gated(g, 4, tensors(g, "hx", 2)),
+    "aten.gru.input": lambda g: _gated(g, 3, (tensor(g, "hx"),)),
+    "aten.rnn_tanh.input": lambda g: _gated(g, 1, (tensor(g, "hx"),)),
+    "aten.rnn_relu.input": lambda g: _gated(g, 1, (tensor(g, "hx"),)),
+    "aten.lstm_cell.default": lambda g: _cell(g, 4, tensors(g, "hx", 2)),
+    "aten.gru_cell.default": lambda g: _cell(g, 3, (tensor(g, "hx"),)),
+}
 
 
 # ---------------------------------------------------------------- sampling and views

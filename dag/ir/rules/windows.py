@@ -3,6 +3,8 @@ rules.py."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..graph import TensorSpec
 from .words import Given, Rule, adding_to, integer, integers, need, rank, tensor
 
@@ -74,19 +76,12 @@ def _largest(given: Given, dims: int) -> None:
     )
 
 
-@_rule("aten.max_pool1d.default")
-def _largest_of_a_row(given: Given) -> None:
-    _largest(given, 1)
-
-
-@_rule("aten.max_pool2d.default aten.max_pool2d_with_indices.default")
-def _largest_of_a_picture(given: Given) -> None:
-    _largest(given, 2)
-
-
-@_rule("aten.max_pool3d.default")
-def _largest_of_a_room(given: Given) -> None:
-    _largest(given, 3)
+WINDOWS |= {
+    "aten.max_pool1d.default": partial(_largest, dims=1),
+    "aten.max_pool2d.default": partial(_largest, dims=2),
+    "aten.max_pool2d_with_indices.default": partial(_largest, dims=2),
+    "aten.max_pool3d.default": partial(_largest, dims=3),
+}
 
 
 # ---------------------------------------------------------------- attention

@@ -61,7 +61,7 @@ def drawn(seed: int, operators: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
         saves = tuple((s, size[s]) for s in sorted(saved))
         forward, backward = rng.randrange(300), rng.randrange(300)
         costs.append(
-            OperatorCost(Work(), Work(), 0, 0, 0, bytes_of, saves, tuple(made), forward, backward)
+            OperatorCost(Work(), Work(), 0, 0, bytes_of, saves, tuple(made), forward, backward)
         )
     return Graph(inputs, parameters, (), tuple(found), found[-1].values[0], 1), tuple(costs)
 

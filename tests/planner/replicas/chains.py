@@ -38,7 +38,7 @@ def chain_graph(operators: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
         forward, backward = Work(product=WORK, calls=3.0), Work(product=2 * WORK, calls=5.0)
         size, kept = p.spec.size_bytes, spec.size_bytes
         held = ((f"param:{p.name}", size),)
-        costs.append(OperatorCost(forward, backward, size, kept, kept, held, ((i, kept),)))
+        costs.append(OperatorCost(forward, backward, size, kept, held, ((i, kept),)))
         last = f"v{i}"
     inputs = (Input("x", TensorSpec((8,), "float32")),)
     return Graph(inputs, tuple(parameters), (), tuple(found), last, batch=1), tuple(costs)

@@ -47,7 +47,6 @@ def chain_of(operators: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
                 work + work,
                 0 if loss else size,
                 spec.size_bytes,
-                spec.size_bytes,
                 tuple((v, size) for v in reads),
                 ((i, spec.size_bytes),),
                 ((i, spec.size_bytes),),

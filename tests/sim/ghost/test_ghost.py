@@ -154,9 +154,7 @@ class Cluster:
 
     def __init__(self, plan: Plan) -> None:
         # Operators of our own cannot be tried, and what they take matters to nobody here.
-        ghosts = Ghosts(
-            lambda graph: [OperatorCost(Work(), Work(), 0, 0, 0)] * len(graph.operators)
-        )
+        ghosts = Ghosts(lambda graph: [OperatorCost(Work(), Work(), 0, 0)] * len(graph.operators))
         graph = GRAPH.bind(plan.microbatch_size)
         plan = listed(plan, cut(graph, [(s.start, s.stop) for s in plan.stages]))
         self.plan = plan
