@@ -21,6 +21,8 @@ from enum import IntEnum, unique
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["Domain", "Indices", "Words", "key", "permute"]
+
 _U64 = np.uint64
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from ..ir.graph import Graph
 from .products import MIXES, sums
 
+__all__ = ["beside_data"]
+
 
 def beside_data(graph: Graph, names: Collection[str], *, blended: bool = False) -> tuple[int, ...]:
     """Return the indices of the operators that must run where the data of these inputs is,

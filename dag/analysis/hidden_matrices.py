@@ -10,6 +10,8 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from .products import sums
 
+__all__ = ["hidden_matrices"]
+
 
 def hidden_matrices(graph: Graph) -> frozenset[str]:
     """Return the names of them, of a bound graph."""

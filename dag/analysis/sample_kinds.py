@@ -8,6 +8,21 @@ from dataclasses import dataclass
 
 from ..ir.graph import Dim, Operator, Ref, Size
 
+__all__ = [
+    "COUNT",
+    "FIXED",
+    "Fixed",
+    "Kind",
+    "MeetError",
+    "Numbers",
+    "SampleRows",
+    "SampleShare",
+    "SampleSum",
+    "fits",
+    "is_whole",
+    "words",
+]
+
 COUNT = "samples"
 
 

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from ..ir.graph import Arg, Dim, Operator, Ref, Size, TensorSpec, refs
 from .sample_kinds import COUNT, FIXED, Kind, MeetError, SampleRows, SampleShare, SampleSum
 
+__all__ = ["SeenOperator"]
+
 
 class SeenOperator:
     """One operator: its arguments, and how they hang on the samples."""

@@ -26,6 +26,8 @@ from ..ir.graph import Graph, Operator, Ref
 from ..ir.operators import aten
 from .blocks import Block, blocks
 
+__all__ = ["Bypass", "bypass_of", "describe_skippable", "skippable_blocks"]
+
 _SAME = aten("alias clone contiguous")
 _RELU = frozenset({"aten.relu.default"})
 _KEEPS_SIGN = frozenset({"aten.max_pool2d.default", "aten.max_pool1d.default", *_SAME})

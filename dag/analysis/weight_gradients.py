@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from ..ir.graph import Graph, Operator, Ref, refs
 from ..ir.operators import aten
 
+__all__ = ["SPLIT", "WeightGradient", "WeightGradients", "splittable", "weight_gradients"]
+
 _BOTH = (0, 1)
 
 SPLIT: Mapping[str, tuple[int, ...]] = {

@@ -19,6 +19,8 @@ from ..ir.graph import Graph, Operator
 from ..ir.operators import takes_key
 from .torch_calls import TorchCalls
 
+__all__ = ["GivenDraws", "UnlikeDrawsError"]
+
 
 class UnlikeDrawsError(Exception):
     """A forward that does not draw what its graph draws, in its order."""

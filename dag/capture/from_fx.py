@@ -26,6 +26,8 @@ from ..transforms.norm import counter_step, with_updates
 from .export import PREFIX, ExportedModel
 from .rewrite import Rewrite, rewrite
 
+__all__ = ["Converted", "Names", "convert"]
+
 
 @dataclass(frozen=True)
 class Names:

@@ -21,6 +21,16 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from .export import ExportedModel, bare
 
+__all__ = [
+    "differing_constant",
+    "given_without_values",
+    "in_mode",
+    "only_flags_differ",
+    "uncompiled",
+    "with_tensors",
+    "without_values",
+]
+
 _aten = torch.ops.aten
 _FLAGS: dict[Any, tuple[int, Any]] = {
     _aten.dropout.default: (2, False),

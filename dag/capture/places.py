@@ -26,6 +26,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ..ir.capture_errors import PLACE, CaptureError, Place, refused, text_of, user_place
 
+__all__ = ["BatchSizeWatch", "Notes", "own_gradients"]
+
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _FUNCTIONAL = ("Grad", "Jvp")
 """What torch.func.grad, vjp, jacrev and jvp, jacfwd put around tensors."""

@@ -30,6 +30,8 @@ from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
 from .torch_calls import Call, CallTrace, TorchCalls, same_identity, unlike
 
+__all__ = ["NONE_ALONE", "PROOF_S", "Alone", "Forward", "Late", "Proved", "prove"]
+
 _FEW, _MORE = 2, 5
 """Samples of the two microbatches that say how numbers follow the batch size."""
 PROOF_S = 60.0

@@ -23,6 +23,8 @@ from ..ir.operators import takes_key
 from .blocks import Repeat
 from .from_fx import Names
 
+__all__ = ["DifferError", "repeated"]
+
 
 class DifferError(Exception):
     """The graph of a shortened module has no two equal periods."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["FIRST", "OTHERS", "drawn", "reseed"]
+
 FIRST = "1"
 """The seed of the call that others are compared with."""
 OTHERS = ("2", "low", "high", "3", "4", "5")

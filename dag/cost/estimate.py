@@ -17,6 +17,8 @@ from .network import Network
 from .play import Timeline
 from .program import Program
 
+__all__ = ["Critical", "LinkUse", "PeerUse", "StepEstimate", "summarize"]
+
 
 @dataclass(frozen=True, slots=True)
 class PeerUse:

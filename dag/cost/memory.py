@@ -50,6 +50,8 @@ from .memory_table import MemoryTable
 from .storages import Storages
 from .weight_costs import WaitingMemory
 
+__all__ = ["MemoryModel", "Moments", "StageMemory", "live_moments"]
+
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:

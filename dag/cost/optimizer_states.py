@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from ..ir.random import ROUNDED
 
+__all__ = ["BLOCK", "LEAST", "blocks", "counted_in_8_bits", "is_in_8_bits", "update_in_8_bits"]
+
 BLOCK = 256
 """Elements, in the order of memory, that share a scale; the last block may have fewer."""
 LEAST = 4096

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from .network import Network
 from .program import Program
 
+__all__ = ["Coding", "Hosts", "Timeline", "max_min", "play"]
+
 _COMPUTED, _SENT, _ARRIVED, _ENCODED = 0, 1, 2, 3
 _INF = float("inf")
 

@@ -19,6 +19,8 @@ from ..plan.action import TRAITS, Action
 from ..plan.plan import PeerId
 from ..schedule.flow import Flow, Role, Transfer
 
+__all__ = ["FRAME_BYTES", "Program", "compile_program"]
+
 FRAME_BYTES = 400
 """What a frame costs besides its content: header, acknowledgement, credit."""
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["FLOPS_PER_BYTE", "Speeds", "Work", "work_array"]
+
 FLOPS_PER_BYTE = 4
 """FLOPs that a device does in the time in which it moves one byte, where its speeds are not known:
 a CPU core with 80 GFLOP/s in matrix products moves some 18 GB/s."""

@@ -19,6 +19,8 @@ from ..ir.operators import takes_key
 from .count import OPERATOR, Counter, nodes, storage_bytes
 from .speed import Work
 
+__all__ = ["Lies", "Like", "Trial", "trial"]
+
 
 @dataclass(frozen=True, slots=True)
 class Like:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+__all__ = ["Gradients", "total"]
+
 Gradients = Mapping[str, "Tensor | Sequence[Tensor | None] | None"]
 """Gradients of values that left: one tensor, or one per reading stage in stage order. None: the
 reader has no gradient for it."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from ..plan.cut import Stage
 
+__all__ = ["BOOST", "LEARNED", "Rebuild", "Repeated", "mean", "rebuild", "repeated"]
+
 BOOST = 1.1
 """What the learning rate of rebuilt parameters is multiplied with, once (124M and 1.5B there)."""
 LEARNED = 1 / 3

@@ -14,6 +14,8 @@ from ..ir.graph import Graph, GraphError
 from ..ir.infer import call
 from ..ir.operators import takes_key
 
+__all__ = ["RowError", "lacking"]
+
 _SAYS = ("out of range", "out of bounds", "device-side assert", "index out", "class values must be")
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from torch import Tensor, UntypedStorage
 from torch.autograd.graph import saved_tensors_hooks
 
+__all__ = ["SavedTensors"]
+
 
 class SavedTensors(saved_tensors_hooks):
     """Counts the tensors that autograd saves while it is active, each storage once.

@@ -34,6 +34,8 @@ from ..ir.rules.rules import check
 from .stand_ins import function_of, linear
 from .weight_half import Noted, WaitingOperator, note
 
+__all__ = ["StageModule", "build"]
+
 
 @dataclass(frozen=True, slots=True)
 class StageModule:

@@ -21,6 +21,8 @@ from ..plan.cut import Stage
 from ..plan.plan import PeerId, PlanError, Route, Visit
 from .gradients import total
 
+__all__ = ["Grads", "ScaledStage", "StageVisits"]
+
 Grads = Mapping[str, Sequence[Tensor | None]]
 
 

@@ -36,6 +36,8 @@ from torch.nn import functional as F
 from ..ir.operators import resolve
 from ..ir.quantized import product, product_back, slice_rows
 
+__all__ = ["function_of", "gradient_of_bias", "gradient_of_weight", "is_sliced", "linear"]
+
 # Products with 16-bit weights on a CPU that has no instructions for them.
 #
 # torch multiplies there in a loop of its own. On an AVX2 processor, one thread, 32 rows by a

@@ -21,6 +21,24 @@ from torch.fx import Node
 
 from .torch_parts import instead_in
 
+__all__ = [
+    "PLACE",
+    "CaptureError",
+    "Place",
+    "explain",
+    "first_line",
+    "is_own_file",
+    "line_of",
+    "misfit",
+    "place_at",
+    "place_of",
+    "refused",
+    "text_of",
+    "unfollowed",
+    "user_frame",
+    "user_place",
+]
+
 PLACE = "shoal_line"
 """Key under which a node's `custom` metadata has `FILE:LINE: CODE` (dag/capture/places.py)."""
 

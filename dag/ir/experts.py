@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .quantized import int8_linear
 
+__all__ = ["OPERATORS", "grouped_mm", "histogram", "int8_grouped_mm"]
+
 
 def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
     """How many elements of x lie in each of `bins` equal parts of [low, high], as `torch.histc`

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+__all__ = ["dropout", "takes"]
+
 _BLOCK = 1024
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,6 +13,17 @@ from torch.fx import Node
 from .capture_errors import CaptureError, line_of, refused
 from .graph import ITEM_BYTES, Arg, Device, Dim, Dtype, MemoryFormat, Size, TensorSpec
 
+__all__ = [
+    "arg_of",
+    "dtype_name",
+    "is_plain",
+    "module_of",
+    "name_of",
+    "size_of",
+    "spec_of",
+    "target_of",
+]
+
 _PROBES = (1, 2, 3, 5, 8, 13, 64, 97, 1000, 4096, 99991, 2**20, 2**31 - 1)
 """Batch sizes at which an expression must be affine."""
 

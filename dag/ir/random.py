@@ -27,6 +27,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+__all__ = [
+    "OPERATORS",
+    "ROUNDED",
+    "Table",
+    "attention",
+    "bernoulli",
+    "bernoulli_like",
+    "dropout",
+    "exponential",
+    "feature_dropout",
+    "rand",
+    "randn",
+    "rounded",
+    "rounding_key",
+    "step_key",
+    "table",
+]
+
 _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
 _LEVELS = 1 << 16
 _log = logging.getLogger(__name__)

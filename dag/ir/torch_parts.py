@@ -8,6 +8,8 @@ import traceback
 
 import torch
 
+__all__ = ["BY_MASK", "instead_in", "instead_of"]
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 BY_MASK = (

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from .graph import ITEM_BYTES, Graph, GraphError, Size, TensorSpec
 from .operators import OperatorError, check, takes_key
 
+__all__ = ["validate"]
+
 
 def validate(graph: Graph) -> Graph:
     """Returns the graph when it keeps every rule; raises GraphError naming the operator or value

@@ -22,6 +22,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+__all__ = [
+    "EXCHANGES",
+    "ROUNDS",
+    "TRAITS",
+    "VISITS",
+    "Action",
+    "ExchangeContent",
+    "Kind",
+    "KindTraits",
+    "ScheduleError",
+    "named",
+    "training_visits",
+]
+
 
 class ScheduleError(ValueError):
     """Action lists that break a rule, or a text that is no action."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from .visit import Route, Visits
 
+__all__ = ["FullSteps"]
+
 
 @dataclass(frozen=True, slots=True)
 class FullSteps:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+__all__ = ["Crossed", "Outline", "StageOutline", "TiedGroup"]
+
 
 class Crossed(NamedTuple):
     """A value that leaves its stage; as `cut.Port`."""

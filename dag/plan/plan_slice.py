@@ -9,6 +9,8 @@ from .action import Action, Kind
 from .plan import PeerId, Plan, PlanError
 from .visit_lists import check_visits, halved, visits_by_peer
 
+__all__ = ["PlanSlice"]
+
 
 @dataclass(frozen=True)
 class PlanSlice:

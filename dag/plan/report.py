@@ -9,6 +9,18 @@ from typing import NamedTuple
 
 from .plan import PeerId, Plan
 
+__all__ = [
+    "NO_REPORT",
+    "Alternative",
+    "CodecUse",
+    "LinkPrediction",
+    "PeerPrediction",
+    "PlanReport",
+    "PlanWithReport",
+    "Prediction",
+    "Spare",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class PeerPrediction:

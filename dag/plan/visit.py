@@ -7,6 +7,8 @@ from typing import NewType
 
 from .action import Action
 
+__all__ = ["PeerId", "Route", "Visit", "Visits"]
+
 PeerId = NewType("PeerId", str)
 
 

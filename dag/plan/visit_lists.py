@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from .action import TRAITS, VISITS, Action, Kind
 from .plan import PeerId, Plan, PlanError, Route, Visits
 
+__all__ = ["NumberedVisits", "check_visits", "halved", "halved_of", "visits_by_peer"]
+
 _NUMBERS = {kind: TRAITS[kind].number for kind in VISITS}
 _KINDS = {number: kind for kind, number in _NUMBERS.items()}
 """By number on the wire."""

@@ -9,6 +9,8 @@ from dataclasses import replace
 from ..analysis.skippable import skippable_blocks
 from ..ir.graph import Graph, GraphError, Operator
 
+__all__ = ["without_blocks", "without_every_second"]
+
 
 def without_every_second(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """The graph without every second of the blocks that can be left out, from the second on, and

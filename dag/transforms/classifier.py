@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ..ir.graph import Arg, Graph, GraphError, Operator
 from .head import linear_args
 
+__all__ = ["Classifier", "classifier_of", "flat_width", "upstream", "value_of"]
+
 _LOSS, _LINEAR = "aten.cross_entropy_loss.default", "aten.linear.default"
 _NLL, _LOGARITHM = "aten.nll_loss_nd.default", "aten.log_softmax.int"
 _PLAIN: tuple[Arg, ...] = (None, 1, -100, 0.0)

@@ -14,6 +14,8 @@ from ..ir.operators import aten, takes_key
 from . import norm
 from .simplify import simplify
 
+__all__ = ["EvaluationError", "check_evaluation", "evaluation", "only_masks_change"]
+
 _NO_TRAINING = "aten._native_batch_norm_legit_no_training.default"
 _RECURRENT = aten("lstm.input gru.input rnn_tanh.input rnn_relu.input")
 _DROPOUT = frozenset({"shoal.dropout.default", "shoal.feature_dropout.default"})

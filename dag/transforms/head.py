@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ..ir.graph import Graph, GraphError, Operator, Ref
 from ..ir.operators import aten
 
+__all__ = ["LOWEST", "MEAN", "RESHAPE", "SUM", "Head", "find_head", "linear_args"]
+
 _LOSS = "aten.cross_entropy_loss.default"
 _LINEARS = {
     "aten.linear.default": ("input", "weight", "bias"),

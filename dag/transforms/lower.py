@@ -28,6 +28,8 @@ from ..ir.infer import Inferred, call, outside, results_of, with_grads
 from ..ir.operators import allowed
 from ..ir.rules.rules import check_graph
 
+__all__ = ["lower"]
+
 
 @dataclass(frozen=True)
 class _Step:

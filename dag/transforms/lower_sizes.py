@@ -18,6 +18,8 @@ from typing import Any
 from ..ir.graph import Arg, Graph, GraphError, Lowered, Operator, Output, Size, TensorSpec
 from .lower import lower
 
+__all__ = ["lower_for_sizes"]
+
 
 def lower_for_sizes(graph: Graph, sizes: Collection[int]) -> Lowered:
     """The core form of a full graph that is for any batch. With one size it is bound to it, else it

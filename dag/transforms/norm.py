@@ -17,6 +17,8 @@ from torch.fx import Node
 from ..ir.capture_errors import CaptureError
 from ..ir.graph import BufferUpdate, Graph, Operator, Ref
 
+__all__ = ["BATCH_NORM", "counter_step", "with_updates"]
+
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 """(x, weight, bias, running_mean, running_var, training, momentum, eps) → (y, mean, 1/std, new
 running_mean, new running_var)"""

@@ -26,6 +26,8 @@ from .head import linear_args
 from .precision import cast_of
 from .split_weights import scale_name, weight_of
 
+__all__ = ["in_int8", "kept_wide"]
+
 _CAST = "aten._to_copy.default"
 _ADDMM, _ROWS = "aten.addmm.default", "aten.embedding.default"
 _EXPERTS = "shoal.grouped_mm.default"

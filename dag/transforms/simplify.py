@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ..ir.graph import Graph, MemoryFormat, Operator, Ref
 
+__all__ = ["simplify"]
+
 _END = 2**63 - 1
 
 

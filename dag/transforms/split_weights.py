@@ -17,6 +17,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+__all__ = [
+    "ParameterBlock",
+    "block_of",
+    "blocks",
+    "grouped",
+    "scale_name",
+    "weight_of",
+    "whole_name",
+]
+
 _BLOCK = re.compile(r"(?P<name>.+)\.\.(?P<index>[0-9]{1,9})/(?P<parts>[0-9]{1,9})")
 _SCALE = "..scale"
 

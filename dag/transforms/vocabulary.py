@@ -39,6 +39,8 @@ from ..plan.plan import Plan, PlanError
 from .head import LOWEST, MEAN, RESHAPE, SUM, Head, find_head, linear_args
 from .split_weights import blocks
 
+__all__ = ["MAX_PARTS", "can_split", "head_operators", "planned_graph", "split_head"]
+
 MAX_PARTS = 64
 """More blocks than this are refused: a plan from elsewhere must not blow the graph up."""
 

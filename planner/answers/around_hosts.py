@@ -29,6 +29,8 @@ from ..requests.requirements import RunRequirements
 from .deeper import fewest_of
 from .planning import as_before, had_form
 
+__all__ = ["around_hosts"]
+
 _NOT_NEEDED = "no host needs it: each trains its client without it"
 
 

@@ -45,6 +45,8 @@ from .deeper import most_of, or_deeper
 from .leaving_out import without_culprits
 from .planning import as_before, had_form, or_refused, ready_of
 
+__all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
+
 _EQUAL = "one replica with equal weights after every step"
 _CLIENTS = "each peer trains clients of a round by itself, as many as its predicted speed is worth"
 _TOGETHER = (

@@ -21,6 +21,8 @@ from ...job.tables import Recovery
 from ..base.interface import PlanRequest
 from ..replicas.copies import PAUSE_S
 
+__all__ = ["work_at_risk"]
+
 
 def work_at_risk(
     request: PlanRequest, graph: Graph, planned: PlanWithReport, recovery: Recovery

@@ -29,6 +29,8 @@ from ..cost.predicted import predicted
 from .carried_rows import rows_of, used
 from .codec_table import cost_of
 
+__all__ = ["Choice", "CodecLane", "CodedStepCost", "LaneLoad"]
+
 Choice = Mapping[int, str]
 """By number of a lane, the text of its codec; lanes without one are raw."""
 

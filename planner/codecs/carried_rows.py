@@ -11,6 +11,8 @@ from ...dag.schedule.flow import Role, Transfer
 from ..cost.structure import Structure
 from .codec_table import typical_share
 
+__all__ = ["CodedRow", "CodedTensor", "rows_of", "used"]
+
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:

@@ -13,6 +13,8 @@ from math import inf
 
 from ..base.interface import PlanRequest
 
+__all__ = ["look_at_forms"]
+
 
 def look_at_forms(request: PlanRequest, look: Callable[[PlanRequest], float]) -> None:
     """Calls `look` for the request and some of its others, each once. It gives the seconds of the

@@ -25,6 +25,18 @@ from ...dag.plan.plan import (
 from ...dag.plan.strategies import TRAITS, parse_strategy
 from ...dag.schedule.orders.schedules import first_of
 
+__all__ = [
+    "Candidate",
+    "Exchanging",
+    "GradientSum",
+    "Pipeline",
+    "StageShare",
+    "all_to_all",
+    "from_plan",
+    "share_out",
+    "to_plan",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class StageShare:

@@ -22,6 +22,8 @@ from ...dag.schedule.orders.list_scheduler import Visited
 from ...dag.schedule.orders.schedules import ZERO_BUBBLE
 from .cost_model import CostModel, Structure
 
+__all__ = ["RouteSeconds", "plan_report", "plan_seconds"]
+
 
 class RouteSeconds:
     """Seconds of the visits and messages of any routes over the stages of a plan, as its peers and

@@ -9,6 +9,8 @@ from ...dag.plan.plan import PeerId
 from ...dag.plan.report import Alternative, CodecUse, LinkPrediction, PeerPrediction, Prediction
 from ..base.interface import PeerOffer
 
+__all__ = ["predicted", "seconds_text"]
+
 
 def predicted(
     estimate: StepEstimate,

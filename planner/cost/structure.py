@@ -29,6 +29,8 @@ from ...dag.plan.visit_lists import halved_of
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...dag.schedule.schedule import Action, listed
 
+__all__ = ["FRAME_CALLS", "FRAME_MOVES", "Structure", "Wiring", "units", "wiring_key"]
+
 FRAME_CALLS = 300
 FRAME_MOVES = 18
 """What a frame costs the CPU at each of its ends, in kernels' fixed times, and in bytes moved for

@@ -18,6 +18,8 @@ from dataclasses import replace
 from .pace import Pace, Paces, links
 from .rounds import line_rates
 
+__all__ = ["MOST_LOOKED_AT", "PAUSE_S", "CopyingPaces"]
+
 PAUSE_S = 0.5
 """Between two sets of snapshots, however small they are."""
 MOST_LOOKED_AT = 24

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import Alternative, PlanWithReport, Spare
 
+__all__ = ["Formation", "FormedReplica", "RoundPrediction"]
+
 
 @dataclass(frozen=True, slots=True)
 class FormedReplica:

@@ -11,6 +11,8 @@ from ...job.training import Train
 from ...proto.broker_pb2 import RunSpec
 from .run_spec import RunSpecError
 
+__all__ = ["Batching", "batchings"]
+
 
 class Batching(NamedTuple):
     """A way to divide the batch of a step into microbatches."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from ...proto.broker_pb2 import RunSpec
 from ..base.interface import PeerOffer
 
+__all__ = ["has_client", "offer_of_each", "spec_of_client"]
+
 
 def spec_of_client(spec: RunSpec, client: int) -> RunSpec:
     """Return the spec of a run that has one client's data and knows of no other; the same where

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+__all__ = ["LanePath", "Order", "RouteRules", "orders_of"]
+
 Order = tuple[int, ...]
 LanePath = tuple[tuple[int, int], ...]
 """The visits of one microbatch: (stage, node)."""

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from .route_rules import LanePath, Order, RouteRules
 
+__all__ = ["even_orders", "first_paths", "placed"]
+
 
 def placed(sizes: Sequence[int], nodes: int) -> tuple[int, ...]:
     """The stage of each node when they are dealt out by number; `sizes`: nodes by stage. Nodes that

@@ -13,6 +13,8 @@ from .auto import BASELINES, auto
 from .coded import plan_with_codecs
 from .swapped import swapped
 
+__all__ = ["PLANNERS", "plan"]
+
 PLANNERS: dict[str, Planner] = {**BASELINES, "swarm": swarm, "auto": auto}
 """The names of `plan.scheduler`."""
 

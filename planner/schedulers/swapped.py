@@ -29,6 +29,8 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes
 from ..search.reasons import stage_reasons
 
+__all__ = ["LEAST", "swapped"]
+
 LEAST = 4
 """Stages of blocks: two pairs."""
 

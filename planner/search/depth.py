@@ -23,6 +23,8 @@ from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import RouteSeconds
 
+__all__ = ["MOST_VISITS", "Deepened", "Lister", "deepened", "deeper", "listed_with", "rooms"]
+
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
 _NEVER = float("inf")

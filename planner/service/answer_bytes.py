@@ -9,6 +9,8 @@ from ..answers.preview import preview_bytes
 from ..requests.asked import ConsiderPlan, FormReplicas, MakePlan
 from .wire import Asked, Told, answer_to_bytes, ask_from_proto
 
+__all__ = ["answer_bytes"]
+
 
 def answer_bytes(data: bytes) -> bytes:
     """The answer to a request. Raises MemoryError."""

@@ -15,6 +15,8 @@ import heapq
 import random
 from collections.abc import Mapping, Sequence
 
+__all__ = ["round_robin"]
+
 
 def round_robin(
     seconds: Sequence[Mapping[int, float]], microbatches: int, seed: int = 0

@@ -39,6 +39,8 @@ from .table import CHOICES, RESULTS, STEPS, TABLE
 from .windows import WINDOWS
 from .words import Rule, RuleError
 
+__all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "RULES", "check", "check_graph"]
+
 RULES: dict[str, Rule] = TABLE | WINDOWS
 """By operator; none is in both tables."""
 

@@ -23,6 +23,8 @@ from .words import (
     tensors,
 )
 
+__all__ = ["CHOICES", "RESULTS", "STEPS", "TABLE"]
+
 TABLE: dict[str, Rule] = {}
 """By operator, what its arguments must be."""
 _rule = adding_to(TABLE)

@@ -9,6 +9,21 @@ from typing import Any
 
 from ..graph import TensorSpec
 
+__all__ = [
+    "Given",
+    "Rule",
+    "RuleError",
+    "adding_to",
+    "flag",
+    "integer",
+    "integers",
+    "need",
+    "rank",
+    "shaped",
+    "tensor",
+    "tensors",
+]
+
 
 class RuleError(ValueError):
     """A rule that a call breaks: what was expected and what came."""
