@@ -11,6 +11,7 @@ from shoal.broker.policies.segments import Replicated, segments
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.rounds.wiring import GATHER, kind_of
 from shoal.planner.network.places import exchange_s, places_of
 
 ELEMENTS = 12_000_000
@@ -36,12 +37,8 @@ def sent(net: Network, near: dict[PeerId, int]) -> dict[tuple[str, str], float]:
     found = Counter[tuple[str, str]]()
     for s in segments([whole(p) for p in net.peers], places=near):
         n = s.span[1] - s.span[0]
-        for giver in s.givers:
-            found[giver.peer, s.gives_to(giver.peer)] += 4 * n
-        for place in s.places:
-            found[place.gatherer, s.aggregator] += 8 * n
-        for taker in s.takers:
-            found[s.takes_from(taker), taker] += 4 * n
+        for hop in s.hops:
+            found[hop.source, hop.destination] += n * (8 if kind_of(hop) == GATHER else 4)
     return {pair: float(n) for pair, n in found.items() if pair[0] != pair[1]}
 
 

@@ -15,6 +15,7 @@ from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.rounds.vector import part_elements
+from shoal.dag.rounds.wiring import GATHER, kind_of
 from shoal.planner.network.places import places_of
 from shoal.planner.replicas.rounds import contributions, local_steps
 
@@ -152,12 +153,8 @@ def test_where_numbers_go_as_they_are_seconds_are_those_of_the_brokers_plan(seed
     assert bool(places) == (Counter(place.tolist()).most_common(1)[0][1] < r)
     for s in segments(whole, places=places, part=part_elements(elements, r)):
         size = 4 * (s.span[1] - s.span[0])
-        for giver in s.givers:
-            sent[at(giver.peer), at(s.gives_to(giver.peer))] += size
-        for gathered in s.places:
-            sent[at(gathered.gatherer), at(s.aggregator)] += 2 * size
-        for taker in s.takers:
-            sent[at(s.takes_from(taker)), at(taker)] += size
+        for hop in s.hops:
+            sent[at(hop.source), at(hop.destination)] += size * (1 + (kind_of(hop) == GATHER))
     np.fill_diagonal(sent, 0.0)
     found = contributions(
         [[(0, 4, [i])] for i in range(r)],
