@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..plan.plan import PeerId
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["AllToAll"]
 
 
-class AllToAll:
+class AllToAll(Collective):
     """The collective all-to-all: a participant adds up its shard of all vectors and gives everybody
     the sum. A participant of weight 0 adds up nothing."""
 
