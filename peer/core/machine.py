@@ -299,7 +299,7 @@ class PeerMachine:
         self._remember(assign.run, assign.term)
         memory, options = self._memory_bytes, self.options
         goes_on = self.drain.hands_over and part is not None and part.run == assign.run
-        if self.drain.availability.closed is not None and not goes_on:
+        if self.drain.shut is not None and not goes_on:
             return self._step_back()
         if self.drain.by and not goes_on:
             return [refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
@@ -368,7 +368,7 @@ class PeerMachine:
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
-        closed = self.drain.availability.closed
+        closed = self.drain.shut
         assert closed is not None
         self.drain.end()
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=closed))
