@@ -82,12 +82,12 @@ def _borne(f: int, rows: int, beside: int) -> int:
 
 def _by_chunks(rows: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
     """What `of` makes, in float64, of some elements of all rows at once."""
-    return torch.cat([of(some).float() for some in rows.split(_CHUNK, 1)])
+    return torch.cat([of(some).float() for some in torch.split(rows, _CHUNK, 1)])
 
 
 def _products(rows: Tensor) -> Tensor:
     found = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for chunk in rows.split(_CHUNK, 1):
+    for chunk in torch.split(rows, _CHUNK, 1):
         some = chunk.double()
         found += some @ some.T
     return found
@@ -118,7 +118,7 @@ def squared_distances(rows: Tensor) -> Tensor:
     Returns (n, n), float64, symmetric to the bit."""
     n = len(rows)
     found = torch.zeros(n, n, dtype=torch.float64)
-    for chunk in rows.split(_CHUNK, 1):
+    for chunk in torch.split(rows, _CHUNK, 1):
         some = chunk.double()
         for i in range(n - 1):
             found[i, i + 1 :] += (some[i + 1 :] - some[i]).square().sum(1)

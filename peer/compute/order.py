@@ -149,7 +149,7 @@ class BuildOrder:
         """The part of the plan that this peer knows."""
         return self.slice.plan
 
-    def divided(self) -> tuple[Graph, list[Stage]]:
+    def divided(self) -> tuple[Graph, tuple[Stage, ...]]:
         """The graph for the plan's microbatch size, and its stages, of all peers. Raises PlanError
         and GraphError where one of them cannot be."""
         plan = self.slice.validate(len(self.graph.operators)).plan

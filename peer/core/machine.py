@@ -35,8 +35,8 @@ from .attachment import WELCOME_S, Attachment
 from .drain import Drain
 from .keeping.snapshot_manager import SnapshotManager
 from .options import PeerOptions
-from .part_events import OF_PART, Answer, answered, grown, refused, timed
-from .rates.probe import FrameEvent, Probes
+from .part_events import OF_PART, answered, grown, refused, timed
+from .rates.probe import Probes
 from .rates.traffic import Traffic
 from .snapshots import BLOCKS
 
@@ -44,8 +44,6 @@ __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
 PROTOCOL_VERSION = 3
 _RUNS_REMEMBERED = 64
-
-_OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
 
 
 class PeerMachine:
@@ -103,7 +101,7 @@ class PeerMachine:
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
         # Those of every frame and action come first.
-        if isinstance(event, _OF_FRAMES):
+        if isinstance(event, e.FrameEvent):
             return self._of_frame(event, event.key, now)
         if isinstance(event, e.Computed):
             return self._unless_it_leaves(self._answer(event, now))
@@ -162,14 +160,14 @@ class PeerMachine:
             out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
         return out + end
 
-    def _answer(self, event: Answer, now: float) -> list[e.Instruction]:
+    def _answer(self, event: e.Answer, now: float) -> list[e.Instruction]:
         """Results of what this machine asked for; those of another term are dropped."""
         part = self.assignment
         if part is None or not part.matches(event.run, event.term):
             return []
         return answered(part, event, now, self.attachment.away)
 
-    def _of_frame(self, event: FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
+    def _of_frame(self, event: e.FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
         role = key.role
         if role is Role.PROBE:
             out = self.probes.frame(event, key, now)

@@ -12,24 +12,10 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment
 
-__all__ = ["OF_PART", "Answer", "answered", "grown", "refused", "timed"]
-
-Answer = (
-    e.Built
-    | e.BuildFailed
-    | e.DataReady
-    | e.DataFailed
-    | e.Computed
-    | e.RoundReady
-    | e.ReceiptsShown
-    | e.ComputeFailed
-    | e.ExportedWeights
-    | e.ExportFailed
-)
-"""Results of what the machine asked for."""
+__all__ = ["OF_PART", "answered", "grown", "refused", "timed"]
 
 
-def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.Instruction]:
+def answered(part: Assignment, event: e.Answer, now: float, away: bool) -> list[e.Instruction]:
     """Take a result. `away`: whether the broker is."""
     match event:
         case e.Computed():
