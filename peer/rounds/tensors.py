@@ -81,11 +81,15 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         return EntryVersion(values, state, mine)
 
     def loaded(self, values: Tensor, entry: Entry, *, given: bool = False) -> Tensor:
-        if values.shape != (entry.spec.elements,):
+        if values.shape != self.shape(entry, given=given):
             raise TensorSpecError(
                 f"state of rounds of {entry.value}: expected {entry.spec.elements} elements"
             )
         return values.to("cpu", torch.float32, copy=True)
+
+    def shape(self, entry: Entry, *, given: bool) -> tuple[int, ...]:
+        """Return that of a value, `given`: of a contribution."""
+        return (entry.spec.elements,)
 
     def began(self, held: HeldEntry[Tensor]) -> Tensor:
         """Return what local steps began with: the version in the dtype of the stages."""
