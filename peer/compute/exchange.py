@@ -335,7 +335,8 @@ class Exchanges:
                 return self.wire.statistics[k].pack(collected, device)
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 stages = self.flow.tied[k].stages
-                grads = _grads(self.held[stages[hop.part % len(stages)]])
+                held = self.held[stages[hop.part % len(stages)]]
+                grads = {n: held.executor.parameters[n].grad for n in held.stage.trainable}
                 return vector_of(self.wire.tied_layout(k), grads, device)
             case ExchangeContent.NORM:
                 return norm.pack(self._square(), self._scores(True), device)
@@ -423,10 +424,6 @@ class _Mean(TensorSpace):
 
     def add(self, parts: Sequence[Tensor]) -> Tensor:
         return add(parts).div_(len(parts))
-
-
-def _grads(held: LocalStage) -> dict[str, Tensor | None]:
-    return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
 
 
 def present(transfer: Transfer, value: Tensor | None) -> Tensor:
