@@ -237,10 +237,9 @@ def build_work(
     settings = order.training.rounds
     vector = RunVector.of(graph, settings.fragments) if settings else RunVector(())
     of_rounds = sum(e.elements for e in _entries_of(vector, mine).values())
-    if device.type == "cpu":
-        check_memory(order, graph, flow, of_rounds)
-    else:
-        check_memory(order, graph, flow)
+    on_cpu = device.type == "cpu"
+    check_memory(order, graph, flow, of_rounds if on_cpu else 0)
+    if not on_cpu:
         check_host_memory(order, of_rounds, available_host_bytes())
     _check_norm(graph, order)
     if order.training.scales_loss:
@@ -331,8 +330,7 @@ def _rounds(
     stages = [h.stage for h in held.values()]
     tensors: dict[str, list[Tensor]] = {v: [] for v in _entries_of(vector, stages)}
     for at in held.values():
-        named: dict[str, Tensor] = {}
-        named |= {f"param:{name}": p for name, p in at.executor.parameters.items()}
+        named: dict[str, Tensor] = {f"param:{n}": p for n, p in at.executor.parameters.items()}
         named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])

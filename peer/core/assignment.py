@@ -84,10 +84,6 @@ class Assignment(Part):
     def _build(self) -> e.Build:
         return e.Build(self.run, self.term, self._assign, self.keeping.resumed, self._memory_bytes)
 
-    def build_failed(self, code: str, why: str) -> list[e.Instruction]:
-        spoilt = self.keeping.spoilt(why) if code == "snapshot" else []
-        return [*spoilt, *self.fail(code, why)]
-
     def built(self, event: e.Built) -> list[e.Instruction]:
         assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
         if self._memory_bytes and event.device_bytes > self._memory_bytes:

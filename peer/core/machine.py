@@ -249,6 +249,7 @@ class PeerMachine:
             return [*self._drop_assignment(), self._exit(4, text)]
         if self.attachment.away:
             return []  # nothing else counts before the Welcome
+        part = self.assignment
         match kind:
             case "assign":
                 return self._assign(message.assign)
@@ -258,25 +259,20 @@ class PeerMachine:
                 out = self.drain.broker_asked(self.assignment)
                 return out + self._leave_if_due() if out else []
             case "probe":
-                part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
                 return self.probes.begin(message.probe, in_use, now)
             case "snapshot":
-                return self._snapshot_ordered(message.snapshot, now)
+                order = message.snapshot
+                out = self.keeping.ordered(order)
+                if part is not None and part.matches(order.run, order.term):
+                    out += part.snapshot_ordered(order, now)
+                return out
             case "handover":
                 return self._handover_told(message.handover, now)
         body: Any = getattr(message, kind or "", None)
-        part = self.assignment
         if kind in OF_PART and part is not None and part.matches(body.run, body.term):
             return OF_PART[kind](part, body, now)
         return []
-
-    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
-        out = self.keeping.ordered(order)
-        part = self.assignment
-        if part is not None and part.matches(order.run, order.term):
-            out += part.snapshot_ordered(order, now)
-        return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
         self.attachment.welcomed(welcome)

@@ -27,7 +27,8 @@ def answered(part: Assignment, event: e.Answer, now: float, away: bool) -> list[
         case e.ReceiptsShown(answer=answer):
             return [e.Tell(broker_pb2.PeerMessage(round_answer=answer))]
         case e.BuildFailed(why=why, code=code):
-            return part.build_failed(code, why)
+            spoilt = part.keeping.spoilt(why) if code == "snapshot" else []
+            return [*spoilt, *part.fail(code, why)]
         case e.DataReady(step=step):
             return part.data_ready(step, now)
         case e.DataFailed(step=step, why=why, code=code):

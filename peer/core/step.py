@@ -243,9 +243,8 @@ class Steps:
     def _wait(self) -> tuple[tuple[FrameKey, ...], list[FrameKey]]:
         """What the next action takes, and what of it is not known to be there."""
         if self._awaited is None:
-            program = self._evaluate if self.evaluating else self._train
             prefix, arrived = (self._run, self._term, self.step), self.arrived
-            takes = program.takes[self.position]
+            takes = self.program.takes[self.position]
             keys = tuple([tuple.__new__(FrameKey, prefix + t) for t in takes])
             self._awaited = keys, [k for k in keys if k not in arrived]
         return self._awaited
