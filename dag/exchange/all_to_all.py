@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..plan.plan import PeerId
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["AllToAll"]
 
 
-class AllToAll:
+class AllToAll(Collective):
     """The collective all-to-all: a participant adds up its shard of all vectors and gives everybody
     the sum. A participant of weight 0 adds up nothing."""
 
@@ -25,7 +25,7 @@ class AllToAll:
 
     def hops(self, members: Members) -> Iterator[Hop]:
         """Chunk i of all shards is added up in phase i + 1; an owner's shards are its chunks."""
-        owners, everybody, chunks = self._owners(members), members.participants, members.chunks
+        owners, everybody, chunks = list(_owners(members)), members.participants, members.chunks
         for i in range(chunks):
             for source in everybody:
                 for k, owner in enumerate(owners):
@@ -36,11 +36,11 @@ class AllToAll:
                     yield Hop(i + 1, chunks + 1, owner, receiver, (k * chunks + i,), total=True)
 
     def shards(self, members: Members) -> Sequence[int]:
-        weights = [w for w in members.weights if w] or [1] * len(members.participants)
-        return [w for w in weights for _ in range(members.chunks)]
+        return [w for w in _owners(members).values() for _ in range(members.chunks)]
 
-    def _owners(self, members: Members) -> list[PeerId]:
-        if not any(members.weights):
-            return list(members.participants)
-        pairs = zip(members.participants, members.weights, strict=True)
-        return [peer for peer, weight in pairs if weight]
+
+def _owners(members: Members) -> dict[PeerId, int]:
+    """Who adds up something, and how much relative to the others."""
+    peers = members.participants
+    weights = members.weights if any(members.weights) else [1] * len(peers)
+    return {peer: weight for peer, weight in zip(peers, weights, strict=True) if weight}

@@ -15,7 +15,7 @@ its schedule, the deadlock checker, costs, memory, the engine of a peer and that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from ..plan.plan import PeerId
 
@@ -61,18 +61,20 @@ class Members(NamedTuple):
     """Place of the first participant among all, where only one's part in a star is looked at."""
 
 
-class Collective(Protocol):
+class Collective:
     """Decides which messages carry an exchange out, and in which phase. Pure: the same members give
     the same hops in the same order."""
 
-    name: str
+    name: ClassVar[str]
     """As in `[sync] collective` and in plans."""
-    coded: bool
+    coded: ClassVar[bool]
     """Whether a codec that loses something may carry its hops: every part is then encoded once and
     every total once, and all receivers have the same bits."""
 
     def hops(self, members: Members) -> Iterator[Hop]:
         """All messages, those to one taker in the order of its reductions."""
+        raise NotImplementedError
 
     def shards(self, members: Members) -> Sequence[int]:
         """The relative size of each shard into which the vector is cut."""
+        return (1,)

@@ -6,14 +6,14 @@ compresses on its own with an error feedback that must know what all others have
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["Gather"]
 
 
-class Gather:
+class Gather(Collective):
     """The collective gather: every participant sends all it made to every receiver, who adds it
     up."""
 
@@ -23,6 +23,3 @@ class Gather:
         for source in members.participants:
             for receiver in members.receivers:
                 yield Hop(0, 1, source, receiver)
-
-    def shards(self, members: Members) -> Sequence[int]:
-        return (1,)

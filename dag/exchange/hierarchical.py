@@ -25,14 +25,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..plan.plan import PeerId
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["Hierarchical"]
 
 MOST_SHARDS = 128
 
 
-class Hierarchical:
+class Hierarchical(Collective):
     """The groups are the places; without any, everybody is in one. A participant of weight 0
     handles nothing, unless nobody in its place has more."""
 
@@ -41,21 +41,20 @@ class Hierarchical:
     def hops(self, members: Members) -> Iterator[Hop]:
         places, c = _places(members), members.chunks
         shards = _shards(members)
-        handled: list[dict[PeerId, tuple[int, ...]]] = [
+        handled = [
             {p: tuple(s for s, of in enumerate(shards) if of.handlers[r] == p) for p in place}
             for r, place in enumerate(places)
         ]
+        inside = [(a, b, mine) for mine in handled for a in mine for b in mine]
         pairs = [pair for r in range(len(places)) for pair in _pairs(shards, r)]
 
         def chunk(some: Sequence[int], i: int) -> tuple[int, ...]:
             return tuple(s * c + i for s in some)
 
         for i in range(c):
-            for place, mine in zip(places, handled, strict=True):
-                for a in place:
-                    for b in place:
-                        if mine[b]:
-                            yield Hop(0, 1 + i, a, b, chunk(mine[b], i))
+            for a, b, mine in inside:
+                if mine[b]:
+                    yield Hop(0, 1 + i, a, b, chunk(mine[b], i))
         # Of the shards that a handler has of one owner, one message.
         for i in range(c):
             for handler, owner, some in pairs:
@@ -64,11 +63,9 @@ class Hierarchical:
             for handler, owner, some in pairs:
                 yield Hop(c + 1 + i, 2 * c + 1 + i, owner, handler, chunk(some, i), total=True)
         for i in range(c):
-            for place, mine in zip(places, handled, strict=True):
-                for a in place:
-                    for b in place:
-                        if mine[a]:
-                            yield Hop(2 * c + 1 + i, 3 * c + 1, a, b, chunk(mine[a], i), total=True)
+            for a, b, mine in inside:
+                if mine[a]:
+                    yield Hop(2 * c + 1 + i, 3 * c + 1, a, b, chunk(mine[a], i), total=True)
 
     def shards(self, members: Members) -> Sequence[int]:
         return [shard.size for shard in _shards(members) for _ in range(members.chunks)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["Ring"]
 
 
-class Ring:
+class Ring(Collective):
     """The neighbours are those in the order of the groups, or of the participants."""
 
     name, coded = "ring", False

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ..plan.plan import PeerId
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["MOST_ALL_TO_ALL", "TwoLevel", "even_rows"]
 
@@ -35,13 +35,35 @@ MOST_ALL_TO_ALL = 8
 and two more phases should buy that much."""
 
 
-class TwoLevel:
+class TwoLevel(Collective):
     """In the rows that the groups say, or in even ones of about √n."""
 
     name, coded = "two-level", False
 
     def hops(self, members: Members) -> Iterator[Hop]:
-        return _hops(members.groups or even_rows(members.participants))
+        """Shards are numbered in the order of the rows."""
+        rows = members.groups or even_rows(members.participants)
+        owners = [peer for row in rows for peer in row]
+        handlers = [
+            [row[place if place < len(row) else r % len(row)] for row in rows]
+            for r, own in enumerate(rows)
+            for place in range(len(own))
+        ]
+        answers: dict[PeerId, tuple[int, ...]] = dict.fromkeys(owners, ())
+        for shard, of_shard in enumerate(handlers):
+            for peer in of_shard:
+                answers[peer] += (shard,)
+        inside = [(a, b) for row in rows for a in row for b in row]
+        for a, b in inside:
+            yield Hop(0, 1, a, b, answers[b])
+        for r in range(len(rows)):
+            for shard, owner in enumerate(owners):
+                yield Hop(1, 2, handlers[shard][r], owner, (shard,))
+        for shard, owner in enumerate(owners):
+            for handler in handlers[shard]:
+                yield Hop(2, 3, owner, handler, (shard,), total=True)
+        for a, b in inside:
+            yield Hop(3, 4, a, b, answers[a], total=True)
 
     def shards(self, members: Members) -> Sequence[int]:
         return [1] * len(members.participants)
@@ -52,32 +74,3 @@ def even_rows(peers: Sequence[P], rows: int = 0) -> tuple[tuple[P, ...], ...]:
     n = len(peers)
     rows = rows or round(math.sqrt(n))
     return tuple(tuple(peers[r * n // rows : (r + 1) * n // rows]) for r in range(rows))
-
-
-def _hops(rows: Sequence[Sequence[PeerId]]) -> Iterator[Hop]:
-    """Yields the messages of participants in rows, each of which speaks with its row and its
-    column; shards are numbered in the order of the rows."""
-    owners = [peer for row in rows for peer in row]
-    handlers = [
-        [row[place if place < len(row) else r % len(row)] for row in rows]
-        for r, own in enumerate(rows)
-        for place in range(len(own))
-    ]
-    answers: dict[PeerId, tuple[int, ...]] = dict.fromkeys(owners, ())
-    for shard, of_shard in enumerate(handlers):
-        for peer in of_shard:
-            answers[peer] += (shard,)
-    for row in rows:
-        for a in row:
-            for b in row:
-                yield Hop(0, 1, a, b, answers[b])
-    for r in range(len(rows)):
-        for shard, owner in enumerate(owners):
-            yield Hop(1, 2, handlers[shard][r], owner, (shard,))
-    for shard, owner in enumerate(owners):
-        for handler in handlers[shard]:
-            yield Hop(2, 3, owner, handler, (shard,), total=True)
-    for row in rows:
-        for a in row:
-            for b in row:
-                yield Hop(3, 4, a, b, answers[a], total=True)

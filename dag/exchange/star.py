@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..plan.plan import PeerId
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["Star", "Stars"]
 
 
-class Star:
+class Star(Collective):
     """The hub is the first receiver."""
 
     name, coded = "star", True
@@ -22,11 +22,8 @@ class Star:
     def hops(self, members: Members) -> Iterator[Hop]:
         yield from _star(members.participants, members.receivers, members.first)
 
-    def shards(self, members: Members) -> Sequence[int]:
-        return (1,)
 
-
-class Stars:
+class Stars(Collective):
     """One star in each group of participants, with its first as the hub. A group's others must be
     in no other group."""
 
@@ -37,9 +34,6 @@ class Stars:
         for group in members.groups:
             yield from _star(group, tuple(dict.fromkeys(group)), at)
             at += len(group)
-
-    def shards(self, members: Members) -> Sequence[int]:
-        return (1,)
 
 
 def _star(participants: Sequence[PeerId], receivers: Sequence[PeerId], first: int) -> Iterator[Hop]:

@@ -7,14 +7,14 @@ there are any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from .collective import Hop, Members
+from .collective import Collective, Hop, Members
 
 __all__ = ["Tree"]
 
 
-class Tree:
+class Tree(Collective):
     """The collective tree: sums go up a binary tree, the total comes down again."""
 
     name, coded = "tree", False
@@ -37,9 +37,6 @@ class Tree:
                 relays = 2 * child + 1 < len(peers)
                 taken = now + 1 if relays else 2 * deepest
                 yield Hop(now, taken, peer, peers[child], total=True)
-
-    def shards(self, members: Members) -> Sequence[int]:
-        return (1,)
 
 
 def _depth(i: int) -> int:

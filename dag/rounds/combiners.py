@@ -32,7 +32,7 @@ of zeros has no direction, and counts in n and s alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -67,12 +67,12 @@ def combined(rule: str, parts: Sequence[Tensor], f: int) -> list[Tensor]:
     if rule == "flag":
         products = sum((_products(rows) for rows in parts), torch.zeros(n, n).double())
         shares = _flag_shares(products)
-        return [_weighted(rows, shares) for rows in parts]
+        return [_by_chunks(rows, lambda some: shares @ some.double()) for rows in parts]
     distances = sum((squared_distances(rows) for rows in parts), torch.zeros(n, n).double())
     scores = krum_scores(distances, f)
     count = 1 if rule == "krum" else n - _borne(f, n, 3)
     chosen = scores.argsort(stable=True)[:count].sort().values
-    return [_mean(rows[chosen]) for rows in parts]
+    return [_by_chunks(rows[chosen], lambda some: some.double().mean(0)) for rows in parts]
 
 
 def _borne(f: int, rows: int, beside: int) -> int:
@@ -80,24 +80,15 @@ def _borne(f: int, rows: int, beside: int) -> int:
     return min(f, max(0, (rows - beside) // 2))
 
 
-def _mean(rows: Tensor) -> Tensor:
-    found = torch.empty(rows.shape[1])
-    for at in range(0, rows.shape[1], _CHUNK):
-        found[at : at + _CHUNK] = rows[:, at : at + _CHUNK].double().mean(0).float()
-    return found
-
-
-def _weighted(rows: Tensor, shares: Tensor) -> Tensor:
-    found = torch.empty(rows.shape[1])
-    for at in range(0, rows.shape[1], _CHUNK):
-        found[at : at + _CHUNK] = (shares @ rows[:, at : at + _CHUNK].double()).float()
-    return found
+def _by_chunks(rows: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `of` makes, in float64, of some elements of all rows at once."""
+    return torch.cat([of(some).float() for some in torch.split(rows, _CHUNK, 1)])
 
 
 def _products(rows: Tensor) -> Tensor:
     found = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for at in range(0, rows.shape[1], _CHUNK):
-        some = rows[:, at : at + _CHUNK].double()
+    for chunk in torch.split(rows, _CHUNK, 1):
+        some = chunk.double()
         found += some @ some.T
     return found
 
@@ -105,12 +96,9 @@ def _products(rows: Tensor) -> Tensor:
 def trimmed_mean(rows: Tensor, f: int) -> Tensor:
     """Return the mean of each element without its f smallest and f largest. `rows`: (n, elements),
     float32. Returns (elements,), float32."""
-    n, found = len(rows), torch.empty(rows.shape[1])
+    n = len(rows)
     f = _borne(f, n, 1)
-    for at in range(0, rows.shape[1], _CHUNK):
-        inside = rows[:, at : at + _CHUNK].sort(0).values[f : n - f]
-        found[at : at + _CHUNK] = inside.double().mean(0).float()
-    return found
+    return _by_chunks(rows, lambda some: some.sort(0).values[f : n - f].double().mean(0))
 
 
 def median(rows: Tensor) -> Tensor:
@@ -130,8 +118,8 @@ def squared_distances(rows: Tensor) -> Tensor:
     Returns (n, n), float64, symmetric to the bit."""
     n = len(rows)
     found = torch.zeros(n, n, dtype=torch.float64)
-    for at in range(0, rows.shape[1], _CHUNK):
-        some = rows[:, at : at + _CHUNK].double()
+    for chunk in torch.split(rows, _CHUNK, 1):
+        some = chunk.double()
         for i in range(n - 1):
             found[i, i + 1 :] += (some[i + 1 :] - some[i]).square().sum(1)
     return found + found.T

@@ -29,7 +29,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -156,14 +155,6 @@ def _one_in(draw: _Draw, k: int, count: int) -> _Mask:
     return found
 
 
-class _Stream(NamedTuple):
-    """at: what is wanted of its elements."""
-
-    label: str
-    elements: int
-    at: slice
-
-
 class VectorNoise:
     """Noise in the sums of a run, by parts of its vector: the same however that is divided, as each
     _STREAM elements of an entry have a stream of their own."""
@@ -174,7 +165,7 @@ class VectorNoise:
     def of_sum(self, part: Span, round_: int, attempt: int) -> Tensor:
         """Return what who adds up adds, by its deviation: (elements,), float64."""
         key = self._key(self._seed, round_, attempt)
-        return torch.cat([gaussian(key, s.label, s.elements)[s.at] for s in self._streams(part)])
+        return torch.cat([gaussian(key, of, length)[at] for of, length, at in self._streams(part)])
 
     def of_giver(self, giver: str, part: Span, round_: int, attempt: int, bits: int) -> Tensor:
         """Return the share of one that gives, with a deviation of 2^bits: (elements,), int64. The
@@ -182,15 +173,16 @@ class VectorNoise:
         theorem 1: what it lacks of that is below exp(-4^bits))."""
         key = self._key(self._seed, round_, attempt)
         each = [
-            discrete_gaussian(key, f"{giver} {s.label}", s.elements, bits)[s.at]
-            for s in self._streams(part)
+            discrete_gaussian(key, f"{giver} {label}", elements, bits)[at]
+            for label, elements, at in self._streams(part)
         ]
         return torch.cat(each)
 
-    def _streams(self, part: Span) -> Iterator[_Stream]:
+    def _streams(self, part: Span) -> Iterator[tuple[str, int, slice]]:
+        """Yield label and length of each stream, and which of its elements are wanted."""
         for piece in self._vector.pieces(part):
             entry = piece.entry
             for start in range(piece.start - piece.start % _STREAM, piece.stop, _STREAM):
                 elements = min(_STREAM, entry.spec.elements - start)
                 at = slice(max(0, piece.start - start), min(piece.stop - start, elements))
-                yield _Stream(f"{entry.value} {start}", elements, at)
+                yield f"{entry.value} {start}", elements, at

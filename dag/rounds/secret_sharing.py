@@ -26,7 +26,8 @@ def split(
     """Return the share of each place, 33 bytes. `secret`: 32 bytes; `places`: distinct, from 1;
     `draw`: so many random bytes that nobody can guess."""
     assert len(secret) == SECRET_BYTES, f"a secret of {len(secret)} bytes"
-    made = [_number(draw) for _ in range(threshold - 1)]
+    # Any of the integers modulo the prime as likely, but for 2^-128.
+    made = [int.from_bytes(draw(48), "big") % _PRIME for _ in range(threshold - 1)]
     polynomial = [*made, int.from_bytes(secret, "big")]
     found = []
     for place in places:
@@ -35,11 +36,6 @@ def split(
             value = (value * place + coefficient) % _PRIME
         found.append(value.to_bytes(SHARE_BYTES, "big"))
     return found
-
-
-def _number(draw: Callable[[int], bytes]) -> int:
-    """Return one of the integers modulo the prime, any as likely, but for 2^-128."""
-    return int.from_bytes(draw(48), "big") % _PRIME
 
 
 def joined(

@@ -25,6 +25,7 @@ from ..plan.plan import (
     StageExchange,
     StageSlot,
     Visit,
+    Visits,
 )
 from ..plan.visit_lists import NumberedVisits
 from .filled import filled, taken
@@ -52,10 +53,10 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     for choice in plan.codecs:
         if choice.role not in ROLES:
             raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(ROLES)}")
-    visits = NumberedVisits.of(plan.peers, plan.visits, plan.routes)
-    evaluations = NumberedVisits.of(plan.peers, plan.evaluations, plan.evaluation_routes)
-    routes, route_of = _numbered(plan.routes)
-    held_out, held_out_of = _numbered(plan.evaluation_routes)
+    routes, route_of, visits = _numbered(plan.peers, plan.routes, plan.visits)
+    held_out, held_out_of, evaluations = _numbered(
+        plan.peers, plan.evaluation_routes, plan.evaluations
+    )
     return broker_pb2.Plan(
         stages=[filled(broker_pb2.StageSlot, s) for s in plan.stages],
         routes=routes,
@@ -85,8 +86,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             for s in plan.outline.stages
         ],
         tied=[filled(broker_pb2.TiedGroup, g) for g in plan.outline.tied],
-        visits=_numbers_to_proto(visits),
-        evaluations=_numbers_to_proto(evaluations),
+        visits=visits,
+        evaluations=evaluations,
         full=_full_to_proto(plan),
     )
 
@@ -94,15 +95,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
 def _full_to_proto(plan: Plan) -> broker_pb2.FullSteps | None:
     if plan.full is None:
         return None
-    routes, route_of = _numbered(plan.full.routes)
-    visits = NumberedVisits.of(plan.peers, plan.full.visits, plan.full.routes)
-    return filled(
-        broker_pb2.FullSteps,
-        plan.full,
-        routes=routes,
-        route_of=route_of,
-        visits=_numbers_to_proto(visits),
-    )
+    routes, route_of, visits = _numbered(plan.peers, plan.full.routes, plan.full.visits)
+    return filled(broker_pb2.FullSteps, plan.full, routes=routes, route_of=route_of, visits=visits)
 
 
 def _full_from_proto(message: broker_pb2.Plan, peers: Sequence[PeerId]) -> FullSteps | None:
@@ -114,26 +108,26 @@ def _full_from_proto(message: broker_pb2.Plan, peers: Sequence[PeerId]) -> FullS
     return FullSteps(full.before, full.since, routes, visits)
 
 
-def _numbers_to_proto(visits: NumberedVisits) -> broker_pb2.VisitLists:
-    lists = [broker_pb2.VisitList(numbers=numbers) for numbers in visits.lists]
-    return broker_pb2.VisitLists(lists=lists, list_of=visits.list_of)
-
-
 def _numbers_from_proto(message: broker_pb2.VisitLists) -> NumberedVisits:
     return NumberedVisits(
         tuple(tuple(found.numbers) for found in message.lists), tuple(message.list_of)
     )
 
 
-def _numbered(routes: Sequence[Route]) -> tuple[list[broker_pb2.Route], list[int]]:
+def _numbered(
+    peers: Sequence[PeerId], routes: Sequence[Route], visits: Visits
+) -> tuple[list[broker_pb2.Route], list[int], broker_pb2.VisitLists]:
     """Thousands of microbatches take the same few ways: each is written once, and which way each
-    microbatch takes."""
+    microbatch takes; lists of visits have the places of theirs in those."""
     place: dict[Route, int] = {}
     route_of = [place.setdefault(route, len(place)) for route in routes]
-    return [
+    ways = [
         broker_pb2.Route(visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route])
         for route in place
-    ], route_of
+    ]
+    found = NumberedVisits.of(peers, visits, routes)
+    lists = [broker_pb2.VisitList(numbers=numbers) for numbers in found.lists]
+    return ways, route_of, broker_pb2.VisitLists(lists=lists, list_of=found.list_of)
 
 
 def routes_of(plan: broker_pb2.Plan) -> list[broker_pb2.Route]:

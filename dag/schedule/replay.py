@@ -157,11 +157,9 @@ def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dic
 def slots_of(flow: Flow) -> dict[Link, int]:
     """Return the slots for the flow of a whole plan. Where it has full steps, a peer may be in such
     a step while another is in one of the others, so a link has the slots of both."""
-    if flow.full is not None:
-        of_full = slots_of(flow.full)
-        found = _slots_of_one(flow)
-        return {link: found.get(link, 0) + of_full.get(link, 0) for link in {**found, **of_full}}
-    return _slots_of_one(flow)
+    found = _slots_of_one(flow)
+    of_full = slots_of(flow.full) if flow.full is not None else {}
+    return {link: found.get(link, 0) + of_full.get(link, 0) for link in {**found, **of_full}}
 
 
 def _slots_of_one(flow: Flow) -> dict[Link, int]:

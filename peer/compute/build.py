@@ -16,9 +16,8 @@ from ...dag.exchange.wiring import shares_gradient
 from ...dag.execute.execute import StageExecutor, TensorSpecError
 from ...dag.execute.stage_visits import StageVisits
 from ...dag.ir.graph import Graph, TensorSpec
-from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
-from ...dag.plan.cut import Stage, cut, tied_groups
+from ...dag.plan.cut import Stage, tied_groups
 from ...dag.plan.plan import PlanError
 from ...dag.plan.strategies import parse_strategy
 from ...dag.plan.visit_lists import halved
@@ -175,14 +174,12 @@ class BuiltStages:
         of the lowest stage that has a tensor gives it; the first stage those that no stage has."""
         found = {name: t for name, t in self.unread.items() if name not in self.unchanged}
         for value, stage in _owners(self.graph, self.flow).items():
-            held = self.held.get(stage)
-            if held is None or self.order.plan.stages[stage].holders[0] != self.order.peer:
+            held, (kind, _, name) = self.held.get(stage), value.partition(":")
+            first = self.order.plan.stages[stage].holders[:1]
+            if held is None or first != (self.order.peer,) or name in self.unchanged:
                 continue
-            if value.partition(":")[2] in self.unchanged:
-                continue
-            kind, _, name = value.partition(":")
-            executor = held.executor
-            found[name] = held.exported()[name] if kind == "param" else executor.buffers[name]
+            buffers = held.executor.buffers
+            found[name] = held.exported()[name] if kind == "param" else buffers[name]
         return found
 
     def outcome(self, step: int) -> Outcome:
@@ -234,19 +231,15 @@ def build_work(
     `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums
     that are masked. `states`: where clients' is kept from round to round; None: in memory.
     `identity_of`: of this peer, that signs what it gives in rounds; None: it signs nothing."""
-    plan = order.slice.validate(len(order.graph.operators)).plan
-    graph = order.graph.bind(plan.microbatch_size)
-    check_graph(graph)
-    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    plan, (graph, stages) = order.plan, order.divided()
     flow = Flow.of_slice(order.slice, stages, tied_groups(graph, stages))
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     settings = order.training.rounds
     vector = RunVector.of(graph, settings.fragments) if settings else RunVector(())
     of_rounds = sum(e.elements for e in _entries_of(vector, mine).values())
-    if device.type == "cpu":
-        check_memory(order, graph, flow, of_rounds)
-    else:
-        check_memory(order, graph, flow)
+    on_cpu = device.type == "cpu"
+    check_memory(order, graph, flow, of_rounds if on_cpu else 0)
+    if not on_cpu:
         check_host_memory(order, of_rounds, available_host_bytes())
     _check_norm(graph, order)
     if order.training.scales_loss:
@@ -337,8 +330,7 @@ def _rounds(
     stages = [h.stage for h in held.values()]
     tensors: dict[str, list[Tensor]] = {v: [] for v in _entries_of(vector, stages)}
     for at in held.values():
-        named: dict[str, Tensor] = {}
-        named |= {f"param:{name}": p for name, p in at.executor.parameters.items()}
+        named: dict[str, Tensor] = {f"param:{n}": p for n, p in at.executor.parameters.items()}
         named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
@@ -407,11 +399,11 @@ def _strategy(
         action = Action(Kind.GIVE, stage=k, content=ExchangeContent.DELTA)
         gives = wire.flow.gives(order.peer, action)
         left = streams.unsent(next(t for t in gives if not t.is_local))
-        return {} if left is None else parts_of(wire.layout(k), left)
+        return {} if left is None else parts_of(wire.layouts[k], left)
 
     return STRATEGIES[choice.word](
         Holder(
-            layout=wire.layout(k),
+            layout=wire.layouts[k],
             parameters=executor.parameters,
             optimizer=optimizer,
             own=len(wire.microbatches(order.peer, k)),

@@ -34,7 +34,7 @@ from ...dag.schedule.flow import Role, Transfer
 from ...net.identity.statements import MemberOfNetwork
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..blobs.weights import Serialized, serialize
-from ..core.events import Built, Result, RoundResult
+from ..core.events import Built, Result
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
 from ..federated.client_states import ClientStates
@@ -248,13 +248,6 @@ class TorchDevice:
             raise TensorSpecError(f"{self._now.order.run} has no rounds between replicas")
         return self._now.rounds
 
-    def _of_round(self, kind: Kind) -> RoundResult:
-        found = self.rounds.carry_out(kind)
-        if kind is Kind.CONTRIBUTE and found.code:
-            # It goes on from another version: its optimizer is spoilt, too.
-            forget_moments(self._now)
-        return found
-
     # ------------------------------------------------------------ actions
 
     def compute(self, step: int, action: Action) -> Result:
@@ -266,7 +259,10 @@ class TorchDevice:
         passed = time.thread_time if self.device.type == "cpu" else time.perf_counter
         began, peer = passed(), work.order.peer
         if action.kind in ROUNDS:
-            of_round = self._of_round(action.kind)
+            of_round = self.rounds.carry_out(action.kind)
+            if action.kind is Kind.CONTRIBUTE and of_round.code:
+                # It goes on from another version: its optimizer is spoilt, too.
+                forget_moments(work)
             self._finish()
             return Result(passed() - began, self.peak_bytes, round=of_round)
         taken = [

@@ -137,10 +137,11 @@ class TransferSpecs:
         self.metrics = len(graph.metrics)
         self.loss_stage = next(s.index for s in flow.stages if s.makes_loss)
         updates = {b.name: b.update for b in graph.buffers}
-        self._layouts = [
+        self.layouts = [
             Layout(tuple((n, graph.spec[f"param:{n}"]) for n in s.trainable)) for s in flow.stages
         ]
-        self._statistics = [
+        """By stage."""
+        self.statistics = [
             Statistics(
                 tuple(
                     (name, graph.spec[rule.value])
@@ -151,15 +152,9 @@ class TransferSpecs:
             for s in flow.stages
         ]
 
-    def layout(self, stage: int) -> Layout:
-        return self._layouts[stage]
-
     def tied_layout(self, group: int) -> Layout:
         name = self.flow.tied[group].parameter
         return Layout(((name, self.graph.spec[f"param:{name}"]),))
-
-    def statistics(self, stage: int) -> Statistics:
-        return self._statistics[stage]
 
     def microbatches(
         self, peer: str, stage: int, *, training: bool = True, full: bool = False
@@ -194,7 +189,7 @@ class TransferSpecs:
         k, content = exchange.index, exchange.content
         if content is ExchangeContent.STATISTICS:
             ran = self.microbatches(hop.source, k, full=transfer.hop > 0)
-            return self.statistics(k).spec(len(ran))
+            return self.statistics[k].spec(len(ran))
         if content in (ExchangeContent.NORM, ExchangeContent.SCORES):
             if hop.total:
                 return norm.total_spec(self.metrics)
@@ -206,7 +201,7 @@ class TransferSpecs:
     def exchanged(self, exchange: Exchange) -> Layout:
         """Where each parameter lies in what an exchange of gradients or updates carries."""
         if exchange.content in _SUMS:
-            return self.layout(exchange.index)
+            return self.layouts[exchange.index]
         return self.tied_layout(exchange.index)
 
     def elements(self, exchange: Exchange) -> int:
@@ -337,10 +332,11 @@ class Exchanges:
             case ExchangeContent.STATISTICS:
                 ran = self.wire.microbatches(self.peer, k, full=self._full)
                 collected = [self.held[k].collected[m] for m in ran]
-                return self.wire.statistics(k).pack(collected, device)
+                return self.wire.statistics[k].pack(collected, device)
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 stages = self.flow.tied[k].stages
-                grads = _grads(self.held[stages[hop.part % len(stages)]])
+                held = self.held[stages[hop.part % len(stages)]]
+                grads = {n: held.executor.parameters[n].grad for n in held.stage.trainable}
                 return vector_of(self.wire.tied_layout(k), grads, device)
             case ExchangeContent.NORM:
                 return norm.pack(self._square(), self._scores(True), device)
@@ -392,7 +388,7 @@ class Exchanges:
             case ExchangeContent.STATISTICS:
                 for hop, vector in hops:
                     ran = self.wire.microbatches(hop.source, k, full=self._full)
-                    unpacked = self.wire.statistics(k).unpack(vector, len(ran))
+                    unpacked = self.wire.statistics[k].unpack(vector, len(ran))
                     self.held[k].collected.update(zip(ran, unpacked, strict=True))
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 self._set_tied(k, engine.take(hops, space))
@@ -428,10 +424,6 @@ class _Mean(TensorSpace):
 
     def add(self, parts: Sequence[Tensor]) -> Tensor:
         return add(parts).div_(len(parts))
-
-
-def _grads(held: LocalStage) -> dict[str, Tensor | None]:
-    return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
 
 
 def present(transfer: Transfer, value: Tensor | None) -> Tensor:

@@ -18,7 +18,9 @@ from ...dag.ir.convert import (
 )
 from ...dag.ir.graph import Graph, Lowered
 from ...dag.ir.recipe import Recipe
+from ...dag.ir.rules.rules import check_graph
 from ...dag.ir.validate import validate
+from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.plan_slice import PlanSlice
 from ...dag.schedule.convert_slice import slice_from_proto
@@ -147,6 +149,14 @@ class BuildOrder:
         """The part of the plan that this peer knows."""
         return self.slice.plan
 
+    def divided(self) -> tuple[Graph, tuple[Stage, ...]]:
+        """The graph for the plan's microbatch size, and its stages, of all peers. Raises PlanError
+        and GraphError where one of them cannot be."""
+        plan = self.slice.validate(len(self.graph.operators)).plan
+        graph = self.graph.bind(plan.microbatch_size)
+        check_graph(graph)
+        return graph, cut(graph, [(s.start, s.stop) for s in plan.stages])
+
     def key(self, step: int, transfer: Transfer) -> FrameKey:
         """Return the name of the frame that carries a value of a step."""
         return FrameKey(self.run, self.term, step, *transfer)
@@ -185,11 +195,8 @@ def order_from_assign(
     if assign.graph.hash != assign.full_graph.hash:
         core = lowered_from_bytes(small(assign.graph, MAX_GRAPH_BYTES))
         validate(core.graph)
-    mine, training = (
-        slice_from_proto(PeerId(peer), assign.slice),
-        Training.from_json(assign.training),
-    )
-    plan = mine.plan
+    mine = slice_from_proto(PeerId(peer), assign.slice)
+    plan, training = mine.plan, Training.from_json(assign.training)
     if plan.microbatch_size * len(plan.routes) != training.batch:
         raise PlanError(
             f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...dag.execute.neighbour import BOOST, LEARNED, Rebuild, rebuild
 from ...dag.ir.graph import Graph, GraphError
-from ...dag.plan.cut import Stage, cut
+from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.routes import swaps
 from ...dag.transforms.split_weights import weight_of
@@ -92,21 +92,20 @@ def given_records(work: BuiltStages) -> dict[str, Tensor]:
 def rebuilt_records(order: BuildOrder, given: Records) -> Records:
     """What the stages of `order.peer` go on from, of all that the others gave. Raises RebuildError
     when something cannot be made."""
-    graph = order.graph.bind(order.plan.microbatch_size)
-    stages = cut(graph, [(s.start, s.stop) for s in order.plan.stages])
+    graph, stages = order.divided()
     mine = order.plan.stages_of(order.peer)
     wanted = recipe(graph, stages, order.plan, order.rebuilt, mine)
     if wanted.lacking:
         raise RebuildError(
             f"stage {', '.join(map(str, mine))} cannot be made anew: {wanted.why_not}"
         )
-    tensors = {n.removeprefix("param:"): t for n, t in given.tensors.items() if n[:6] == "param:"}
+    tensors = given.of("param:")
     if missing := [name for name in wanted.sources if name not in tensors]:
         raise RebuildError(f"{missing[0]} did not come from its holder: expected it of the plan")
     squares = {
-        n.removeprefix("slot:").removesuffix(":square"): float(t)
-        for n, t in given.tensors.items()
-        if n.startswith("slot:") and n.endswith(":square")
+        n.removesuffix(":square"): float(t)
+        for n, t in given.of("slot:").items()
+        if n.endswith(":square")
     }
     found: dict[str, Tensor] = {}
     for name, tensor in wanted.made(tensors, squares):

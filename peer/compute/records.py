@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 import torch
@@ -124,6 +124,10 @@ class Records:
         kinds = ("param:", "buffer:")
         return {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
 
+    def of(self, prefix: str) -> dict[str, Tensor]:
+        """Tensors whose names begin so, by the rest of the name."""
+        return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
+
     def load(self, work: BuiltStages) -> None:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
         States of streams that this plan does not have are left out: what they held back is lost.
@@ -138,18 +142,16 @@ class Records:
                         f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
                         "of every peer that held a part of it"
                     )
-        slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
-        own: dict[PeerId, dict[str, Tensor]] = {}
-        for name in (n for n in self.tensors if n.startswith("own/")):
-            _, peer, rest = name.split("/", 2)
-            own.setdefault(PeerId(unquote(peer)), {})[rest] = self.tensors[name]
+        slots, own = self.of("slot:"), dict[PeerId, dict[str, Tensor]]()
+        for name, tensor in self.of("own/").items():
+            peer, rest = name.split("/", 1)
+            own.setdefault(PeerId(unquote(peer)), {})[rest] = tensor
         for held in work.held.values():
             held.strategy.load_state_tensors(slots)
             held.strategy.load_own_tensors(own)
         self._load_rounds(work)
         if (scaler := work.exchange.scaler) is not None:
-            of_scaler = {n: t for n, t in self.tensors.items() if n.startswith(_SCALER)}
-            scaler.load_state_tensors({n.removeprefix(_SCALER): t for n, t in of_scaler.items()})
+            scaler.load_state_tensors(self.of(_SCALER))
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.startswith("codec/"):  # the other end of a stream has another state
@@ -170,9 +172,7 @@ class Records:
 
     def without_codecs(self) -> Records:
         """With the streams at their beginning."""
-        return replace(
-            self, tensors={n: t for n, t in self.tensors.items() if not n.startswith("codec/")}
-        )
+        return Records({n: t for n, t in self.tensors.items() if not n.startswith("codec/")})
 
     def renamed(self, names: Mapping[str, str]) -> Records:
         """With other peers at the ends of codecs."""
@@ -189,7 +189,7 @@ class Records:
             stream, part = stream_of(state)
             return _end_name(stream_name(_moved(stream, names), part), names.get(peer, peer))
 
-        return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
+        return Records({moved(n): t for n, t in self.tensors.items()})
 
 
 class _Over(Lazy):
@@ -232,8 +232,8 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
         size = sum(len(part) for part in parts)
         try:
             tensors, metadata = _read(joined(parts).data)
-            hashes = _hashes(metadata)
-            tensors |= _decoded(metadata, tensors)
+            hashes: dict[str, str] = {**json.loads(metadata[_HASHES])}
+            tensors |= {n: _decoded(n, tensors[n], note) for n, note in _notes(metadata).items()}
         except _UNREADABLE as error:
             raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
         for name in sorted(hashes.keys() - tensors.keys()):
@@ -249,10 +249,9 @@ def coded_specs(weights: Weights) -> dict[str, ShapeDtype]:
     """What the coded tensors of a snapshot's file are when they are decoded. Raises
     SnapshotError."""
     try:
-        notes: dict[str, _Note] = json.loads(weights.metadata.get(_CODED, "{}"))
         return {
             str(name): ShapeDtype(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
-            for name, (_, dtype, sizes) in notes.items()
+            for name, (_, dtype, sizes) in _notes(weights.metadata).items()
         }
     except _UNREADABLE as error:
         raise SnapshotError(f"the notes of a snapshot cannot be read: {error}") from None
@@ -261,9 +260,7 @@ def coded_specs(weights: Weights) -> dict[str, ShapeDtype]:
 def decoded(weights: Weights, name: str) -> Tensor:
     """One coded tensor of a snapshot's file. Raises SnapshotError."""
     try:
-        notes: dict[str, _Note] = json.loads(weights.metadata[_CODED])
-        metadata = {_CODED: json.dumps({name: notes[name]})}
-        return _decoded(metadata, {name: weights[name]})[name]
+        return _decoded(name, weights[name], _notes(weights.metadata)[name])
     except _UNREADABLE as error:
         raise SnapshotError(f"{name!r} of a snapshot cannot be decoded: {error}") from None
 
@@ -277,27 +274,24 @@ def _read(data: memoryview) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     return tensors, weights.metadata
 
 
-def _hashes(metadata: Mapping[str, str]) -> dict[str, str]:
-    found = json.loads(metadata[_HASHES])
-    return {str(name): str(value) for name, value in found.items()}
-
-
-def _decoded(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The coded ones as they were. Raises ValueError (CodecError), KeyError, TypeError."""
-    found = {}
-    notes: dict[str, _Note] = json.loads(metadata.get(_CODED, "{}"))
-    for name, (header, dtype, sizes) in notes.items():
-        coded = tensors[name]
-        if coded.dtype is not torch.uint8:
-            raise CodecError(f"{name!r} is coded, and of {coded.dtype}: expected torch.uint8")
-        spec = TensorSpec(tuple(int(size) for size in sizes), str(dtype))
-        if not spec.size_bytes <= _MOST * coded.numel():
-            raise CodecError(
-                f"{name!r} is {spec!r} in {coded.numel()} bytes: at most {_MOST} times more"
-            )
-        view = memoryview(coded.numpy().data).cast("B")
-        found[name] = LosslessCodec().decode(spec, bytes.fromhex(header), view)
+def _notes(metadata: Mapping[str, str]) -> dict[str, _Note]:
+    """What is noted of coded tensors, by name."""
+    found: dict[str, _Note] = json.loads(metadata.get(_CODED, "{}"))
     return found
+
+
+def _decoded(name: str, coded: Tensor, note: _Note) -> Tensor:
+    """A coded tensor as it was. Raises ValueError (CodecError), TypeError."""
+    header, dtype, sizes = note
+    if coded.dtype is not torch.uint8:
+        raise CodecError(f"{name!r} is coded, and of {coded.dtype}: expected torch.uint8")
+    spec = TensorSpec(tuple(int(size) for size in sizes), str(dtype))
+    if not spec.size_bytes <= _MOST * coded.numel():
+        raise CodecError(
+            f"{name!r} is {spec!r} in {coded.numel()} bytes: at most {_MOST} times more"
+        )
+    view = memoryview(coded.numpy().data).cast("B")
+    return LosslessCodec().decode(spec, bytes.fromhex(header), view)
 
 
 def _hash(tensor: Tensor) -> str:

@@ -46,10 +46,6 @@ class Store:
         with self._lock:
             return self._entries.pop(key, None)
 
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-
     def __len__(self) -> int:
         return len(self._entries)
 

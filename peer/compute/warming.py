@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from ...dag.ir.rules.rules import check_graph
-from ...dag.plan.cut import cut
 from ..blobs.starting import ByGraph
 from ..blobs.weight_shards import WeightShard
 from .order import BuildOrder
@@ -26,16 +24,13 @@ __all__ = ["frozen_shards", "warm"]
 def frozen_shards(order: BuildOrder) -> list[WeightShard]:
     """The frozen shards of all holders whose copies the order's peer keeps, by holder, each once.
     Raises ValueError as `build_work` does."""
-    plan = order.slice.validate(len(order.graph.operators)).plan
-    graph = order.graph.bind(plan.microbatch_size)
-    check_graph(graph)
-    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    graph, stages = order.divided()
     still = {p.name for p in graph.parameters if not p.trainable}
     still |= {b.name for b in graph.buffers if b.update is None}
     weights = ByGraph(order.weights, graph)
     found: dict[WeightShard, None] = {}
     for holder in (k.holder for k in order.plan.keepers if k.peer == order.peer):
-        held = [stages[k] for k in plan.stages_of(holder)]
+        held = [stages[k] for k in order.plan.stages_of(holder)]
         names = [n for s in held for n in (*s.parameters, *s.buffers) if n in still]
         own = dict.fromkeys(weights.shards(names))
         size = sum(shard.size_bytes for shard in own)

@@ -84,10 +84,6 @@ class Assignment(Part):
     def _build(self) -> e.Build:
         return e.Build(self.run, self.term, self._assign, self.keeping.resumed, self._memory_bytes)
 
-    def build_failed(self, code: str, why: str) -> list[e.Instruction]:
-        spoilt = self.keeping.spoilt(why) if code == "snapshot" else []
-        return [*spoilt, *self.fail(code, why)]
-
     def built(self, event: e.Built) -> list[e.Instruction]:
         assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
         if self._memory_bytes and event.device_bytes > self._memory_bytes:
@@ -128,10 +124,6 @@ class Assignment(Part):
             return []
         out = self.rounds.begins(start)
         return [*out, *self._take_snapshot(), *self._advance(now)]
-
-    def round_ready(self) -> list[e.Instruction]:
-        """The device knows the samples of the steps that may be done."""
-        return [] if self.rounds is None else self.rounds.ready()
 
     def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
         """Take the plan of an exchange, which begins when this peer is ready for it."""
@@ -379,10 +371,11 @@ class Assignment(Part):
 
     # ------------------------------------------------------------ weights
 
-    def export_asked(self) -> None:
+    def export_asked(self) -> list[e.Instruction]:
         """The weights are wanted as after the present step; at the end they come anyway."""
         if self.phase in (Phase.BUILDING, Phase.READY, Phase.RUNNING):
             self._export.asked = True
+        return []
 
     def exported(self, step: int, blob: common_pb2.BlobRef) -> list[e.Instruction]:
         if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
@@ -394,8 +387,7 @@ class Assignment(Part):
 
     def export_failed(self, step: int, why: str, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
-            self.export_asked()
-            return []
+            return self.export_asked()
         if (out := self._export.failed(now, away=away)) is not None:
             return out
         tries = self._patience.export_tries

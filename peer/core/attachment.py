@@ -18,7 +18,7 @@ from ...proto.broker_pb2 import Heartbeat, Hello, Holding, PeerMessage, Speeds, 
 from ...proto.common_pb2 import Reason
 from . import events as e
 from .keeping.snapshot_manager import SnapshotManager
-from .options import PeerOptions, measured_again
+from .options import PeerOptions
 from .part import Part
 from .reports import MOST_BYTES, fitting
 from .snapshots import SnapshotId
@@ -88,7 +88,9 @@ class Attachment:
 
     def measured(self, speeds: Speeds) -> list[e.Instruction]:
         """Say what the device does, which was measured again, from here on."""
-        return [e.Tell(measured_again(self._hello, speeds))]
+        self._hello.profile.speeds.CopyFrom(speeds)
+        self._hello.profile.flops_per_s = speeds.product_flops_per_s
+        return [e.Tell(PeerMessage(measured=speeds))]
 
     def heartbeat(self, part: Part | None, now: float) -> list[e.Instruction]:
         """Say that the peer lives and which step it is in; nothing while the broker is away."""

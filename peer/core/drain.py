@@ -15,7 +15,7 @@ from ...proto import broker_pb2
 from ...proto.common_pb2 import Reason
 from . import events as e
 from .assignment import Assignment
-from .options import Availability, PeerOptions
+from .options import PeerOptions
 from .part import Phase
 
 __all__ = ["Drain", "Leaves"]
@@ -45,14 +45,19 @@ class Drain:
         """Whether it waits for its part to be handed over, or for the broker's word on it."""
         self._place = (-1, -1)  # step and round, whose end it waits for otherwise
         self._at_once = False
-        self.availability = Availability(options.terms)
+        self.shut: Reason | None = None
+        """Why its owner keeps it out of runs for the time being; None: the peer takes part."""
 
     @property
     def closed(self) -> Reason | None:
-        """Why the owner keeps it out of runs; None: it takes part."""
+        """Why the owner keeps it out of runs, for good too; None: it takes part."""
         if self.by == "owner":
             return Reason(code="stopped", text="its owner stops it")
-        return self.availability.closed
+        return self.shut
+
+    def _tell_closed(self) -> e.Instruction:
+        told = broker_pb2.Availability(closed=self.closed)
+        return e.Tell(broker_pb2.PeerMessage(availability=told))
 
     def stop_asked(
         self, part: Assignment | None, now: float, *, at_once: bool, away: bool
@@ -63,8 +68,7 @@ class Drain:
         if part is None or at_once or again or not _has_a_part(part):
             self._at_once = True
             return []
-        told = broker_pb2.PeerMessage(availability=broker_pb2.Availability(closed=self.closed))
-        return [e.Tell(told), *self._part_from(part, now, away=away)]
+        return [self._tell_closed(), *self._part_from(part, now, away=away)]
 
     def broker_asked(self, part: Assignment | None) -> list[e.Instruction]:
         """The broker wants no new run here."""
@@ -79,10 +83,11 @@ class Drain:
         self, facts: e.OwnerLooked, part: Assignment | None, now: float, *, away: bool
     ) -> list[e.Instruction]:
         """Tells the broker what has changed; closed, it leaves its run after the step."""
-        if not self.availability.saw(facts) or self.by == "owner":
+        before, self.shut = self.shut, self._options.terms.closed(facts)
+        if before == self.shut or self.by == "owner":
             return []  # stopped, it is closed until its end
-        out: list[e.Instruction] = [e.Tell(self.availability.message())]
-        if self.availability.closed is None:
+        out = [self._tell_closed()]
+        if self.shut is None:
             if self.by == "closed":
                 self.end()
         elif part is not None and part.alive and not self.by:

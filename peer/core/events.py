@@ -308,6 +308,23 @@ class SnapshotSaved:
     why: str = ""
 
 
+FrameEvent = FrameArrived | FrameQueued | FrameAcknowledged | FrameRefused
+"""What becomes of a frame."""
+
+Answer = (
+    Built
+    | BuildFailed
+    | DataReady
+    | DataFailed
+    | Computed
+    | RoundReady
+    | ReceiptsShown
+    | ComputeFailed
+    | ExportedWeights
+    | ExportFailed
+)
+"""Results of what the machine asked for in an assignment."""
+
 Event = (
     Started
     | StopAsked
@@ -319,21 +336,9 @@ Event = (
     | BrokerSaid
     | LinkUp
     | LinkDown
-    | Built
-    | BuildFailed
-    | DataReady
-    | DataFailed
-    | Computed
-    | RoundReady
-    | ReceiptsShown
-    | ComputeFailed
-    | FrameQueued
-    | FrameAcknowledged
-    | FrameArrived
+    | Answer
+    | FrameEvent
     | FrameGrows
-    | FrameRefused
-    | ExportedWeights
-    | ExportFailed
     | SnapshotTaken
     | SnapshotFailed
     | SnapshotSaved

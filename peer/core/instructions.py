@@ -33,6 +33,7 @@ __all__ = [
     "Instruction",
     "JoinExchange",
     "KeepSnapshot",
+    "OfLinks",
     "OfRounds",
     "OfStep",
     "OfTerm",
@@ -49,6 +50,7 @@ __all__ = [
     "Tell",
     "UploadSnapshot",
     "UploadWeights",
+    "Work",
 ]
 
 
@@ -289,24 +291,16 @@ class Discard(OfTerm):
 OfRounds = BeginRound | JoinExchange | HearMasks | ShowReceipts | ShowAgain | AddAgain
 """What is asked of the rounds of an assignment (`RoundWork.do`)."""
 
-Instruction = (
-    Connect
-    | Tell
-    | SetTimer
-    | ShowWaiting
-    | Exit
-    | Dial
-    | ExpectPeer
-    | HangUp
-    | Allow
-    | Build
+OfLinks = Dial | ExpectPeer | HangUp | Allow | SendProbe
+"""What is asked of the links to other peers."""
+
+Work = (
+    Build
     | PrefetchFrozen
     | OfRounds
     | Prefetch
     | Compute
     | SendFrame
-    | SendProbe
-    | Release
     | UploadWeights
     | TakeSnapshot
     | UploadSnapshot
@@ -314,3 +308,6 @@ Instruction = (
     | DropSnapshot
     | Discard
 )
+"""What is done with tensors, and with snapshots."""
+
+Instruction = Connect | Tell | SetTimer | ShowWaiting | Exit | OfLinks | Work | Release

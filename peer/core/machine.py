@@ -35,8 +35,8 @@ from .attachment import WELCOME_S, Attachment
 from .drain import Drain
 from .keeping.snapshot_manager import SnapshotManager
 from .options import PeerOptions
-from .part_events import OF_PART, Answer, answered, grown, refused, timed
-from .rates.probe import FrameEvent, Probes
+from .part_events import OF_PART, answered, grown, refused, timed
+from .rates.probe import Probes
 from .rates.traffic import Traffic
 from .snapshots import BLOCKS
 
@@ -44,8 +44,6 @@ __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
 PROTOCOL_VERSION = 3
 _RUNS_REMEMBERED = 64
-
-_OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
 
 
 class PeerMachine:
@@ -103,7 +101,7 @@ class PeerMachine:
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
         # Those of every frame and action come first.
-        if isinstance(event, _OF_FRAMES):
+        if isinstance(event, e.FrameEvent):
             return self._of_frame(event, event.key, now)
         if isinstance(event, e.Computed):
             return self._unless_it_leaves(self._answer(event, now))
@@ -162,14 +160,14 @@ class PeerMachine:
             out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
         return out + end
 
-    def _answer(self, event: Answer, now: float) -> list[e.Instruction]:
+    def _answer(self, event: e.Answer, now: float) -> list[e.Instruction]:
         """Results of what this machine asked for; those of another term are dropped."""
         part = self.assignment
         if part is None or not part.matches(event.run, event.term):
             return []
         return answered(part, event, now, self.attachment.away)
 
-    def _of_frame(self, event: FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
+    def _of_frame(self, event: e.FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
         role = key.role
         if role is Role.PROBE:
             out = self.probes.frame(event, key, now)
@@ -251,6 +249,7 @@ class PeerMachine:
             return [*self._drop_assignment(), self._exit(4, text)]
         if self.attachment.away:
             return []  # nothing else counts before the Welcome
+        part = self.assignment
         match kind:
             case "assign":
                 return self._assign(message.assign)
@@ -260,25 +259,20 @@ class PeerMachine:
                 out = self.drain.broker_asked(self.assignment)
                 return out + self._leave_if_due() if out else []
             case "probe":
-                part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
                 return self.probes.begin(message.probe, in_use, now)
             case "snapshot":
-                return self._snapshot_ordered(message.snapshot, now)
+                order = message.snapshot
+                out = self.keeping.ordered(order)
+                if part is not None and part.matches(order.run, order.term):
+                    out += part.snapshot_ordered(order, now)
+                return out
             case "handover":
                 return self._handover_told(message.handover, now)
         body: Any = getattr(message, kind or "", None)
-        part = self.assignment
         if kind in OF_PART and part is not None and part.matches(body.run, body.term):
             return OF_PART[kind](part, body, now)
         return []
-
-    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
-        out = self.keeping.ordered(order)
-        part = self.assignment
-        if part is not None and part.matches(order.run, order.term):
-            out += part.snapshot_ordered(order, now)
-        return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
         self.attachment.welcomed(welcome)
@@ -299,7 +293,7 @@ class PeerMachine:
         self._remember(assign.run, assign.term)
         memory, options = self._memory_bytes, self.options
         goes_on = self.drain.hands_over and part is not None and part.run == assign.run
-        if self.drain.availability.closed is not None and not goes_on:
+        if self.drain.shut is not None and not goes_on:
             return self._step_back()
         if self.drain.by and not goes_on:
             return [refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
@@ -368,7 +362,7 @@ class PeerMachine:
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
-        closed = self.drain.availability.closed
+        closed = self.drain.shut
         assert closed is not None
         self.drain.end()
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=closed))

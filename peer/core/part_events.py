@@ -12,24 +12,10 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment
 
-__all__ = ["OF_PART", "Answer", "answered", "grown", "refused", "timed"]
-
-Answer = (
-    e.Built
-    | e.BuildFailed
-    | e.DataReady
-    | e.DataFailed
-    | e.Computed
-    | e.RoundReady
-    | e.ReceiptsShown
-    | e.ComputeFailed
-    | e.ExportedWeights
-    | e.ExportFailed
-)
-"""Results of what the machine asked for."""
+__all__ = ["OF_PART", "answered", "grown", "refused", "timed"]
 
 
-def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.Instruction]:
+def answered(part: Assignment, event: e.Answer, now: float, away: bool) -> list[e.Instruction]:
     """Take a result. `away`: whether the broker is."""
     match event:
         case e.Computed():
@@ -37,11 +23,12 @@ def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.
         case e.Built():
             return part.built(event)
         case e.RoundReady():
-            return part.round_ready()
+            return part.rounds.ready() if part.rounds else []
         case e.ReceiptsShown(answer=answer):
             return [e.Tell(broker_pb2.PeerMessage(round_answer=answer))]
         case e.BuildFailed(why=why, code=code):
-            return part.build_failed(code, why)
+            spoilt = part.keeping.spoilt(why) if code == "snapshot" else []
+            return [*spoilt, *part.fail(code, why)]
         case e.DataReady(step=step):
             return part.data_ready(step, now)
         case e.DataFailed(step=step, why=why, code=code):
@@ -66,7 +53,7 @@ def timed(part: Assignment, of: str, peer: str, now: float, away: bool) -> list[
         case "link":
             return part.link_timer(PeerId(peer), now)
         case "round":
-            return [] if part.rounds is None else part.rounds.timer(now)
+            return part.rounds.timer(now) if part.rounds else []
         case "stall":
             return part.stall_timer(now, away)
         case "export":
@@ -74,14 +61,9 @@ def timed(part: Assignment, of: str, peer: str, now: float, away: bool) -> list[
     return []
 
 
-def _export(part: Assignment, body: broker_pb2.Export, now: float) -> list[e.Instruction]:
-    part.export_asked()
-    return []
-
-
 OF_PART: Mapping[str, Callable[[Assignment, Any, float], list[e.Instruction]]] = {
     "start": lambda part, body, now: part.start(now),
-    "export": _export,
+    "export": lambda part, body, now: part.export_asked(),
     "committed": lambda part, body, now: part.committed(body.step, now),
     "round_start": Assignment.round_begins,
     "round_plan": Assignment.round_planned,
@@ -94,7 +76,10 @@ OF_PART: Mapping[str, Callable[[Assignment, Any, float], list[e.Instruction]]] =
 
 def refused(assign: broker_pb2.Assign, code: str, text: str) -> e.Tell:
     """Return what tells the broker that a part is not taken, and why."""
-    reason = common_pb2.Reason(code=code, text=text)
-    fault = broker_pb2.Fault(run=assign.run, term=assign.term, step=assign.first_step)
-    fault.reason.CopyFrom(reason)
+    fault = broker_pb2.Fault(
+        run=assign.run,
+        term=assign.term,
+        step=assign.first_step,
+        reason=common_pb2.Reason(code=code, text=text),
+    )
     return e.Tell(broker_pb2.PeerMessage(fault=fault))

@@ -58,7 +58,7 @@ def step_report(
         peak_bytes=steps.peak_bytes,
         outcome=steps.outcome,
         evaluation=steps.evaluation,
-        stages=steps.stage_times,
+        stages=steps.stage_times.values(),
         update_s=steps.update_s,
         again_bytes=again_bytes,
     )

@@ -137,23 +137,22 @@ class SnapshotStore:
     def parts(self, snapshot: SnapshotId) -> tuple[memoryview, ...]:
         """Return a snapshot's bytes. Raises SnapshotError when it does not lie here, or cannot be
         read."""
-        with self._lock:
-            found = dict(self._held.get(snapshot, {}))
-        if not found:
-            raise SnapshotError(f"the {snapshot} does not lie here")
         try:
-            return tuple(_read(found[i]) for i in sorted(found))
+            return tuple(map(_read, self._parts(snapshot)))
         except OSError as error:
             raise SnapshotError(f"the {snapshot} cannot be read: {error}") from None
 
     def streamed(self, snapshot: SnapshotId) -> Streamed:
         """Yield a snapshot's bytes, read part by part when they are asked for; OSError where it was
         dropped by then. Raises SnapshotError when it does not lie here."""
+        return _Parts(self._parts(snapshot))
+
+    def _parts(self, snapshot: SnapshotId) -> tuple[memoryview | Path, ...]:
         with self._lock:
             found = dict(self._held.get(snapshot, {}))
         if not found:
             raise SnapshotError(f"the {snapshot} does not lie here")
-        return _Parts(tuple(found[i] for i in sorted(found)))
+        return tuple(found[i] for i in sorted(found))
 
     def payload(self, key: FrameKey) -> Payload:
         """A part as a frame. Raises KeyError when it does not lie here."""

@@ -97,9 +97,10 @@ class Steps:
         self.trained_s = 0.0
         self.compute_s = 0.0
         self.update_s = 0.0
-        self._times = {
+        self.stage_times = {
             k: broker_pb2.StageTime(stage=k) for k in self._flow.plan.stages_of(self._peer)
         }
+        """What each stage of this peer took in this step so far."""
         self.peak_bytes = 0
         self.outcome: broker_pb2.Outcome | None = None
         self.evaluation: broker_pb2.Evaluation | None = None
@@ -242,9 +243,8 @@ class Steps:
     def _wait(self) -> tuple[tuple[FrameKey, ...], list[FrameKey]]:
         """What the next action takes, and what of it is not known to be there."""
         if self._awaited is None:
-            program = self._evaluate if self.evaluating else self._train
             prefix, arrived = (self._run, self._term, self.step), self.arrived
-            takes = program.takes[self.position]
+            takes = self.program.takes[self.position]
             keys = tuple([tuple.__new__(FrameKey, prefix + t) for t in takes])
             self._awaited = keys, [k for k in keys if k not in arrived]
         return self._awaited
@@ -323,7 +323,7 @@ class Steps:
         """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""
         traits = TRAITS[action.kind]
         if traits.trains:
-            time = self._times[action.stage]
+            time = self.stage_times[action.stage]
             if traits.work == "forward":
                 time.visits += 1
                 time.forward_s += seconds
@@ -331,11 +331,6 @@ class Steps:
                 time.backward_s += seconds
         elif action.kind is Kind.UPDATE:
             self.update_s += seconds
-
-    @property
-    def stage_times(self) -> tuple[broker_pb2.StageTime, ...]:
-        """What each stage of this peer took in this step so far."""
-        return tuple(self._times.values())
 
     def leave_step(self) -> None:
         """Goes on to the next step. Nothing of the old one may still wait to be consumed."""

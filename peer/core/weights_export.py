@@ -24,7 +24,7 @@ class WeightsExport:
     def stepped(self, updates: int) -> list[e.Instruction]:
         """Upload the weights with so many updates, if somebody asked for them."""
         asked, self.asked = self.asked, False
-        return [self._upload(updates)] if asked else []
+        return [e.UploadWeights(self._run, self._term, updates)] if asked else []
 
     def end(self, updates: int) -> list[e.Instruction]:
         """The last update is in the weights."""
@@ -34,7 +34,7 @@ class WeightsExport:
     def again(self) -> list[e.Instruction]:
         """Upload the weights of the end."""
         self._waits = False
-        return [self._upload(self._updates)]
+        return [e.UploadWeights(self._run, self._term, self._updates)]
 
     def broker_back(self) -> list[e.Instruction]:
         """Try again what failed while the broker was away."""
@@ -49,6 +49,3 @@ class WeightsExport:
         if self._tries >= self._patience.export_tries:
             return None
         return [e.SetTimer("export", now + self._patience.export_retry_s)]
-
-    def _upload(self, updates: int) -> e.Instruction:
-        return e.UploadWeights(self._run, self._term, updates)

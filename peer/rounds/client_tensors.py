@@ -67,14 +67,9 @@ class ClientTensors(TensorAlgebra):
 
     # ------------------------------------------------------------ entries
 
-    def loaded(self, values: Tensor, entry: Entry, *, given: bool = False) -> Tensor:
-        if not given or self._overlap is None:
-            return super().loaded(values, entry, given=given)
-        if values.shape != (2, entry.spec.elements):
-            raise TensorSpecError(
-                f"state of rounds of {entry.value}: expected {entry.spec.elements} elements"
-            )
-        return values.to("cpu", torch.float32, copy=True)
+    def shape(self, entry: Entry, *, given: bool) -> tuple[int, ...]:
+        whole = super().shape(entry, given=given)
+        return (2, *whole) if given and self._overlap is not None else whole
 
     def numbers(self, held: HeldEntry[Tensor]) -> Tensor | None:
         """What was taken down of an entry, without how many sent it."""

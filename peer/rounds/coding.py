@@ -72,7 +72,6 @@ class PartCoding:
         self._least = LEAST_ELEMENTS if least is None else least
         self.vector, self._rows = vector, rows
         self._codec: Codec = codec  # type: ignore[assignment]  # it has no state
-        self._typical: dict[Span, int] = {}
 
     @property
     def name(self) -> str:
@@ -114,19 +113,18 @@ class PartCoding:
 
     def most_bytes(self, part: Span) -> int:
         """Return the most that a part can take."""
-        return self._bytes(part, lambda codec, spec: codec.size_bytes(spec), _MOST_HEADER)
+        return self.size_bytes(part, most=True)
 
     def typical_bytes(self, part: Span) -> int:
         """Return what a part takes as a rule; of a part that a plan has."""
-        if part not in self._typical:
-            self._typical[part] = self._bytes(part, typical_bytes, _USUAL_HEADER)
-        return self._typical[part]
+        return self.size_bytes(part, most=False)
 
-    def _bytes(self, part: Span, of_piece: Callable[[Codec, TensorSpec], int], header: int) -> int:
-        total = 0
+    def size_bytes(self, part: Span, *, most: bool) -> int:
+        """Return the most that a part can take, or what it takes as a rule."""
+        header, total = _MOST_HEADER if most else _USUAL_HEADER, 0
         for piece in self.vector.pieces(part):
-            codec = self.of(piece)
-            total += of_piece(codec, flat_spec(self._rows * piece.elements))
+            codec, spec = self.of(piece), flat_spec(self._rows * piece.elements)
+            total += codec.size_bytes(spec) if most else typical_bytes(codec, spec)
             total += _SIZES.size + header if self._has_front(piece) else 0
         return total
 
@@ -167,10 +165,8 @@ class MultiplesCoding(PartCoding):
     def spec(self, part: Span) -> TensorSpec:
         return flat_spec(2 * self._kept(part))
 
-    def most_bytes(self, part: Span) -> int:
+    def size_bytes(self, part: Span, *, most: bool) -> int:
         return self.spec(part).size_bytes
-
-    typical_bytes = most_bytes
 
 
 class CountedCoding(PartCoding):
@@ -193,11 +189,8 @@ class CountedCoding(PartCoding):
     def spec(self, part: Span) -> TensorSpec:
         return flat_spec(2 * (part[1] - part[0]))
 
-    def most_bytes(self, part: Span) -> int:
-        return _FIRST.size + 2 * self._each.most_bytes(part)
-
-    def typical_bytes(self, part: Span) -> int:
-        return _FIRST.size + 2 * self._each.typical_bytes(part)
+    def size_bytes(self, part: Span, *, most: bool) -> int:
+        return _FIRST.size + 2 * self._each.size_bytes(part, most=most)
 
     def decode(self, part: Span, data: memoryview) -> Tensor:
         """(2, elements of the part), float32, as `PartCoding.decode`."""
@@ -228,11 +221,8 @@ class SideBySide(PartCoding):
     def spec(self, part: Span) -> TensorSpec:
         return self._given.spec(part)
 
-    def most_bytes(self, part: Span) -> int:
-        return self._plan.members * (_FRONT.size + self._given.most_bytes(part))
-
-    def typical_bytes(self, part: Span) -> int:
-        return self._plan.members * (_FRONT.size + self._given.typical_bytes(part))
+    def size_bytes(self, part: Span, *, most: bool) -> int:
+        return self._plan.members * (_FRONT.size + self._given.size_bytes(part, most=most))
 
     def decode(self, part: Span, data: memoryview) -> Tensor:
         """Raises LargeContributionError, too."""

@@ -26,7 +26,7 @@ from .algebra import HeldEntry, RoundAlgebra
 from .coding import PartCoding, side_by_side
 from .methods.round_strategies import STRATEGIES
 from .methods.round_strategy import MeanOfBuffers, RoundStrategy, WholeOfBuffers
-from .part_algebra import Buffers, EntryVersion, PartSum, Pieces, PlaceSum, WrittenPart
+from .part_algebra import Buffers, EntryVersion, Pieces, PlaceSum, WrittenPart
 
 __all__ = ["TensorAlgebra"]
 
@@ -81,11 +81,15 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         return EntryVersion(values, state, mine)
 
     def loaded(self, values: Tensor, entry: Entry, *, given: bool = False) -> Tensor:
-        if values.shape != (entry.spec.elements,):
+        if values.shape != self.shape(entry, given=given):
             raise TensorSpecError(
                 f"state of rounds of {entry.value}: expected {entry.spec.elements} elements"
             )
         return values.to("cpu", torch.float32, copy=True)
+
+    def shape(self, entry: Entry, *, given: bool) -> tuple[int, ...]:
+        """Return that of a value, `given`: of a contribution."""
+        return (entry.spec.elements,)
 
     def began(self, held: HeldEntry[Tensor]) -> Tensor:
         """Return what local steps began with: the version in the dtype of the stages."""
@@ -205,9 +209,6 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
                     f"less than 2^{plan.exponent}"
                 )
         return written
-
-    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[Tensor]:
-        return self.place_sum(part, plan)
 
     def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PlaceSum[Tensor]:
         integers = self.vector.integers(part)

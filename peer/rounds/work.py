@@ -1,17 +1,7 @@
 """Rounds of one holder: what its stages moved since the last version, the exchange of that with
-holders of other replicas, and the next version.
-
-    begin(start)        what was applied last is the version; the next local steps are of this round
-    contribute()        takes down what was moved, of the entries that belong to its stages
-    join(plan, wiring)  the exchange, in place of an earlier attempt
-    frames              its frames; in any thread (`round_frames.py`)
-    exchange()          what this peer gives to itself is added
-    answer(asked), answer_audit(order)  receipts, and what came of sums that are added up again
-    unmask()            where sums are masked: what the broker told of masks is done
-    apply()             the next version is made, and in the stages unless local steps go on
-    bend(step), stepped(step)  a step of a client: before its update, and behind it
-    carry_out(kind)     one of the last three; or the version is in the stages for an evaluation
-                        (SHOW), or lands there that was made beside local steps (LAND)
+holders of other replicas, and the next version: `begin`, `contribute`, `join`, `exchange`, where
+sums are masked `unmask`, and `apply`. Frames come and go meanwhile, in any thread
+(`round_frames.py`).
 
 Until the next round begins, the version before and the contribution stay, so that another attempt
 comes to what it would have come to as the first one. What values are is `algebra.py`'s to say.
@@ -113,7 +103,8 @@ class RoundWork(Generic[V]):
         return None
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
-        """Begins a round; in the one that it is in only the local steps are others from here on."""
+        """Begins a round: what was applied last is the version. In the one that it is in only the
+        local steps are others from here on."""
         if start.round == self._round and start.more:
             self._set_aside()
         self.local.begin(start)
@@ -152,7 +143,8 @@ class RoundWork(Generic[V]):
         return weight > 0
 
     def carry_out(self, kind: Kind) -> RoundResult:
-        """Does an action of a round."""
+        """Does an action of a round. With SHOW the version is in the stages for an evaluation, with
+        LAND it lands there, if it was made beside local steps."""
         match kind:
             case Kind.CONTRIBUTE:
                 return self.contribute()

@@ -23,17 +23,10 @@ t = n // 2 + 1; the broker passes on what is signed or sealed and reads nothing 
                             and applies their mean; then as in any round
 
 Pairwise masks cancel in the sum of all of M and in no other, so that no key is ever revealed, and
-one set of members is all that can come of an attempt. What a loss comes to:
-
-    a member in 1           it is not in M
-    a member in 2 to 5      attempt k + 1 without it, with other masks: those of attempt k are never
-                            lifted, as nobody was asked to reveal
-    a member in 6 to 8      t of n are enough, and all that is needed is at each of them; the round
-                            is made of M, with what the lost one gave. Fewer: the run ends, as the
-                            sum of another set would tell what the lost ones gave
-    the broker in 1 to 5    attempt k + 1; peers tell it their keys again
-    the broker in 6 to 8    it has written down which attempt: it asks for shares again, and each
-                            gives the same ones. Another attempt at this round there is not
+one set of members is all that can come of an attempt. Who is lost in 2 to 5, a member or the
+broker, costs an attempt: k + 1 has other masks, and those of k are never lifted. From 6 on there is
+no other attempt: t of n members are enough, and a broker that was started again asks for the same
+shares (docs/federated-privacy.md, "Sums with masks").
 
 Two attempts whose members differ by one cannot both be unmasked, even if members are told different
 things: each takes more than half of its members, so somebody would have to reveal in both, and

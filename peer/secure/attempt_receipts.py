@@ -46,16 +46,18 @@ from ...proto.broker_pb2 import (
 
 __all__ = ["AttemptReceipts", "ReceiptsOf"]
 
+_ByBlock = dict[tuple[Span, int], SignedStatement]
+"""Receipts of one peer by part and block."""
+
 
 class AttemptReceipts:
     """Receipts of the attempt that `plan` is of, in a run. For any thread."""
 
     def __init__(self, identity: MemberIdentity, run: str, plan: RoundPlan) -> None:
         self._identity, self._run, self._plan = identity, run, plan
-        self._kept = defaultdict[Signed, dict[tuple[Span, int], SignedStatement]](dict)
-        """By part and block."""
-        self._deduced = defaultdict[PeerId, dict[Span, SignedStatement]](dict)
-        """What honest gatherers of places sign for sums that are added up again here, by part."""
+        self._kept = defaultdict[Signed, _ByBlock](dict)
+        self._deduced = defaultdict[Signed, _ByBlock](dict)
+        """What honest gatherers of places sign for sums that are added up again here."""
 
     # ------------------------------------------------------------ frames
 
@@ -74,7 +76,7 @@ class AttemptReceipts:
             self.sign(GATHER, part, 0, data, heard)
         else:
             said = self._statement(GATHER, part, 0, data, heard)
-            self._deduced[by][part] = SignedStatement(statement=said)
+            self._deduced[GATHER, by][part, 0] = SignedStatement(statement=said)
 
     def _statement(
         self, hop: int, part: Span, block: int, data: Iterable[memoryview], heard: bytes
@@ -138,39 +140,25 @@ class AttemptReceipts:
         """Return the hash of the receipts of all that is added up of a part. `addends`: with the
         blocks that each has."""
         found = hashlib.sha256()
-        for (hop, by), blocks in addends:
-            deduced = self._deduced.get(by, {}) if hop == GATHER else {}
-            for block in range(blocks):
-                kept = self._kept[hop, by]
-                said = deduced[part] if part in deduced else kept[part, block]
+        for of, blocks in addends:
+            kept, deduced = self._kept[of], self._deduced.get(of, {})
+            for at in ((part, block) for block in range(blocks)):
+                said = deduced.get(at) or kept[at]
                 found.update(hashlib.sha256(said.statement).digest())
         return found.digest()
 
     # ------------------------------------------------------------ what is said of them
 
-    def _of(self, hop: int, by: PeerId, start: int, stop: int) -> list[SignedStatement]:
-        """Return receipts of one peer for parts of a segment, in order. Parts begin and end where
-        pieces do, so a part is of the segment that it ends in."""
-        of = self._kept[hop, by]
-        return [of[at] for at in sorted(of) if start < at[0][1] <= stop]
-
-    def _claim(self, of: Signed, segment: VectorSegment) -> bytes:
+    def _claim(self, of: _ByBlock, segment: VectorSegment) -> bytes:
         if self._plan.unclaimed:
             return b""
-        return claim_of(s.statement for s in self._of(*of, *segment.span))
+        return claim_of(s.statement for s in _inside(of, *segment.span))
 
     def heard_of(self, segment: VectorSegment) -> list[bytes]:
         """Return claims of what was given to a segment that is added up again here, and of what
         gatherers of places are to have signed, in order."""
-        found = []
-        for hop, by in segment.again:
-            deduced = self._deduced.get(by) if hop == GATHER else None
-            if deduced is None or self._plan.unclaimed:
-                found.append(self._claim((hop, by), segment))
-            else:
-                (start, stop), parts = segment.span, sorted(deduced)
-                found.append(claim_of(deduced[p].statement for p in parts if start < p[1] <= stop))
-        return found
+        known = (self._deduced.get(of) or self._kept[of] for of in segment.again)
+        return [self._claim(receipts, segment) for receipts in known]
 
     def refutes(self, part: Span, adder: PeerId) -> tuple[SignedStatement, SignedStatement] | None:
         """Return this peer's receipt for the sum of a part and that of `adder`, where these tell of
@@ -186,20 +174,27 @@ class AttemptReceipts:
         said.round, said.attempt = self._plan.round, self._plan.attempt
         for s in segments_of(self._plan):
             gave, heard, got = s.claims(me)
-            said.gave.extend(self._claim(of, s) for of in gave)
-            said.heard.extend(self._claim(of, s) for of in heard)
-            said.got.extend(self._claim(of, s) for of in got)
+            said.gave.extend(self._claim(self._kept[of], s) for of in gave)
+            said.heard.extend(self._claim(self._kept[of], s) for of in heard)
+            said.got.extend(self._claim(self._kept[of], s) for of in got)
         return signed(self._identity, ATTEMPT, said.SerializeToString(deterministic=True))
 
     def answer(self, asked: RoundQuestion) -> RoundAnswer:
         """Return the receipts that a question is about, as far as they are here."""
-        found = self._of(asked.hop, PeerId(asked.signer), asked.start, asked.stop)[:MOST_RECEIPTS]
+        of = self._kept[asked.hop, PeerId(asked.signer)]
+        found = _inside(of, asked.start, asked.stop)[:MOST_RECEIPTS]
         answer = RoundAnswer(run=asked.run, term=asked.term)
         answer.round, answer.attempt = asked.round, asked.attempt
         for said in found:
             answer.receipts.add(statement=said.statement, signature=said.signature)
             answer.certificate = said.certificate
         return answer
+
+
+def _inside(of: _ByBlock, start: int, stop: int) -> list[SignedStatement]:
+    """Return receipts for parts of a segment, in order. Parts begin and end where pieces do, so a
+    part is of the segment that it ends in."""
+    return [of[at] for at in sorted(of) if start < at[0][1] <= stop]
 
 
 ReceiptsOf = Callable[[RoundPlan], AttemptReceipts]

@@ -1,12 +1,5 @@
-"""One member's part in a round whose sums are masked: decisions and arithmetic, no I/O.
-
-    key         what it says of its key, which is fresh in each round
-    deal()      it joins an attempt by the keys of all, and shares a mask of its own among them
-    masked()    what it gives of a part
-    hold()      the shares that others dealt to it
-    reveal()    these, opened: it has the masked sums of all parts, and so have the others
-    open()      it gets the own masks of all, which follow from what enough of them revealed
-    unmasked()  the sum of a part
+"""One member's part in a round whose sums are masked: decisions and arithmetic, no I/O. In each
+attempt it deals, gives what is masked, holds, reveals and opens, in this order (`__init__.py`).
 
 It reveals in one attempt of a round only, and is in no attempt behind that one. Before, another
 attempt takes the place of an earlier one, with other masks; those of the earlier are forgotten. No

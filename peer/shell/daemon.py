@@ -236,7 +236,7 @@ class Worker:
 
     def _closed(self) -> str:
         """Why its owner keeps it out of runs, for people; empty: it takes part."""
-        closed = self.machine.drain.availability.closed
+        closed = self.machine.drain.shut
         return "" if closed is None else closed.text
 
     async def _keep_credential(self) -> None:
@@ -388,7 +388,7 @@ class Worker:
     def _shares_with(self, peer: str | None) -> bool:
         """Whether a peer gets blobs from here: only those of the run do, where any has a name."""
         part = self.machine.assignment
-        if part is None or self.machine.drain.availability.closed is not None:
+        if part is None or self.machine.drain.shut is not None:
             return False
         return self._upstream.credentials is None or peer in part.peers
 

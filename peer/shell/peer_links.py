@@ -78,7 +78,7 @@ class PeerLinks:
 
     # ------------------------------------------------------------ what leaves
 
-    def do(self, order: e.SendProbe | e.Dial | e.ExpectPeer | e.HangUp | e.Allow) -> None:
+    def do(self, order: e.OfLinks) -> None:
         """Carries out an instruction."""
         match order:
             case e.SendProbe(key, size_bytes):

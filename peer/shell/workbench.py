@@ -49,27 +49,11 @@ from ..sync.optimizer import warm_up
 from .lane import SerialExecutor
 from .spans import Spans
 
-__all__ = ["Calls", "DeviceRuntime", "Work", "code_of", "said_of"]
+__all__ = ["Calls", "DeviceRuntime", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
 
 _MOST_TEXT = 2000
-
-Work = (
-    e.Compute
-    | e.SendFrame
-    | e.TakeSnapshot
-    | e.KeepSnapshot
-    | e.UploadSnapshot
-    | e.DropSnapshot
-    | e.Prefetch
-    | e.Build
-    | e.PrefetchFrozen
-    | e.OfRounds
-    | e.Discard
-    | e.UploadWeights
-)
-"""The instructions that are carried out here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +161,7 @@ class DeviceRuntime:
 
     # ------------------------------------------------------------ instructions
 
-    def do(self, work: Work) -> None:
+    def do(self, work: e.Work) -> None:
         """Gives it to its lane."""
         calls = self._calls
         match work:

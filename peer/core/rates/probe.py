@@ -32,7 +32,7 @@ from ....proto import broker_pb2, common_pb2
 from .. import events as e
 from .load import ProbeLoad
 
-__all__ = ["MOST_IN_RUN_BYTES", "FrameEvent", "Probes", "probe_payload"]
+__all__ = ["MOST_IN_RUN_BYTES", "Probes", "probe_payload"]
 
 MOST_IN_RUN_BYTES = 64 * 1024
 """What a probe may send while this peer trains; the broker spaces such probes out."""
@@ -49,9 +49,6 @@ _RUN = "probe"
 """Stands in a frame's identity for the run; ids of runs look otherwise."""
 _FRAME, _END = "probe", "end"
 _BLOCK_BYTES = 1 << 20
-
-FrameEvent = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
-"""What becomes of a frame."""
 
 
 def probe_payload(size_bytes: int) -> Payload:
@@ -185,7 +182,7 @@ class Probes:
             return self._end(probe)
         return []
 
-    def frame(self, event: FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
+    def frame(self, event: e.FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
         """Take what became of a frame of a probe."""
         match event:
             case e.FrameQueued():

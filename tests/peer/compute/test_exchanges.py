@@ -66,7 +66,7 @@ class Stage:
             executor = SimpleNamespace(parameters=found)
             mean = Strategy(
                 Holder(
-                    layout=self.wire.layout(0), parameters=found, optimizer=None, own=1, count=1,
+                    layout=self.wire.layouts[0], parameters=found, optimizer=None, own=1, count=1,
                     peer=peer, holders=tuple(peers), tied=frozenset(),
                     choice=parse_strategy("mean"), device=CPU,
                 )

@@ -259,7 +259,7 @@ def test_planner_and_peers_mean_the_same_tensors(make_case, holders):
         assert spec == wire.spec(transfer)
         if transfer.port == "grad0/0-1" and transfer.source == "a":
             tails[transfer.destination] = tail
-    assert sum(tails.values()) == len(wire.layout(0).parameters)
+    assert sum(tails.values()) == len(wire.layouts[0].parameters)
 
 
 # ---------------------------------------------------------------- sizes and reports

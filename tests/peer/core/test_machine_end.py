@@ -224,7 +224,7 @@ def test_hours_and_traffic_close_it(member: Make) -> None:
         (looked(hour=8, moved=1000), "hours"),
     ):
         one.handle(facts, 1.0)
-        assert (one.drain.availability.closed.code if one.drain.availability.closed else "") == code
+        assert (one.drain.shut.code if one.drain.shut else "") == code
 
 
 def test_how_long_it_means_to_stay_is_counted_from_its_start() -> None:
@@ -255,7 +255,7 @@ def test_whatever_the_owner_does_when_a_closed_peer_begins_no_step(seed: int) ->
         if rng.random() < 0.5:
             one.handle(looked(paused=rng.random() < 0.5), 1.0)
             one.handle(NOBODY, 1.0)
-            shut = one.drain.availability.closed is not None
+            shut = one.drain.shut is not None
             closed_in = -1 if not shut else one.assignment.step if closed_in < 0 else closed_in
             continue
         begun = [c.step for c in of(finish_step(one), e.Compute)]

@@ -17,6 +17,7 @@ from shoal.peer.core.assignment import Assignment
 from shoal.peer.core.keeping.snapshot_manager import SnapshotManager
 from shoal.peer.core.options import Timeouts
 from shoal.peer.core.part import Phase
+from shoal.peer.core.part_events import answered
 from shoal.peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
@@ -376,7 +377,8 @@ def test_snapshots_that_are_damaged_are_forgotten_and_the_broker_hears_the_code(
     one = assignment(B, resuming())
     one.begin()
     one.frame(name(7, A, 2).frame(TERM, 0, 1, C, B), 0.0)
-    out = one.build_failed("snapshot", "'w' has another hash")
+    failed = e.BuildFailed("r", TERM, "'w' has another hash", "snapshot")
+    out = answered(one, failed, 0.0, away=False)
     assert name(7, A, 2) in dropped(out)
     assert not one.keeping.held
     assert reports([i for i in out if isinstance(i, e.Tell) and i.message.HasField("snapshot")])
