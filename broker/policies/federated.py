@@ -31,7 +31,7 @@ from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .client_reports import client_reports
 from .handing import at_most, divide
-from .lost_clients import handed_on
+from .lost_clients import handed_on, with_places
 from .policy import SPARE_S, RoundPolicy
 from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 from .stateful import StatefulWork, place_clients
@@ -138,14 +138,10 @@ class FederatedPolicy(RoundPolicy):
         there = [i for i, place in enumerate(before) if place not in gone]
         if not gone or not there:
             return None
-        found = RoundWork()
-        found.CopyFrom(work)
-        found.ClearField("cohort")
-        found.cohort.extend(ranges_of([before[i] for i in there]))
-        for name in ("kept", "weights", "trained"):
-            if told := getattr(work, name):
-                found.ClearField(name)
-                getattr(found, name).extend(told[i] for i in there)
+        found = with_places(work, [before[i] for i in there])
+        for told in (found.kept, found.weights, found.trained):
+            if told:
+                told[:] = [told[i] for i in there]
         found.left_out.extend(gone)
         return found, self._clients(round_, gone)
 

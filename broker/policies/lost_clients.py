@@ -10,12 +10,13 @@ is expected to allow it, by how long the slowest took for its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 from ...dag.rounds.cohorts import places_of, ranges_of
 from ...proto.broker_pb2 import RoundWork
 from .handing import divide
 
-__all__ = ["handed_on"]
+__all__ = ["handed_on", "with_places"]
 
 
 def handed_on(
@@ -40,15 +41,14 @@ def handed_on(
         if took_s * count > left_s * len(own):
             return []
         if taken:
-            more = given[n].more + 1
-            found.append(_with(given[n], sorted([*own, *taken]), more))
-    return [*(_with(given[n], (), given[n].more) for n in lost), *found]
+            found.append(with_places(given[n], sorted([*own, *taken])))
+            found[-1].more += 1
+    return [*(with_places(given[n], ()) for n in lost), *found]
 
 
-def _with(work: RoundWork, places: Sequence[int], more: int) -> RoundWork:
-    found = RoundWork()
-    found.CopyFrom(work)
+def with_places(work: RoundWork, places: Sequence[int]) -> RoundWork:
+    """Return work with the clients at these places of the cohort in place of its own."""
+    found = deepcopy(work)
     found.ClearField("cohort")
     found.cohort.extend(ranges_of(places))
-    found.more = more
     return found

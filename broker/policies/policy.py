@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from ...dag.plan.plan import PeerId
+from ...dag.schedule.filled import filled
 from ...planner.network.places import may_have_places, places_of
 from ...proto.broker_pb2 import (
     ClientReports,
@@ -42,23 +43,6 @@ from .round_view import (
 
 __all__ = ["SPARE_S", "RoundPolicy"]
 
-_AS_GIVEN = (
-    "term",
-    "first_step",
-    "steps",
-    "samples",
-    "cohort",
-    "kept",
-    "weights",
-    "trained",
-    "afresh",
-    "ahead",
-    "ahead_samples",
-    "late",
-    "fragment",
-    "more",
-)
-"""What of its work a replica is told as it was given."""
 SPARE_S = 30.0
 """Added to twice the expected time of local work."""
 
@@ -98,7 +82,9 @@ class RoundPolicy:
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
         """Return what holders of a replica, by its id, are told of its work."""
         start, length = rounds.work.schedule
-        return RoundStart(
+        return filled(
+            RoundStart,
+            work,
             run=replica,
             round=rounds.versions.round - work.behind,
             start=start - work.behind,
@@ -106,7 +92,6 @@ class RoundPolicy:
             evaluate=work.replica in self.evaluators(rounds),
             gathers=self.gathers(rounds),
             apart=self._sync.apart and rounds.versions.round > 0,
-            **{name: getattr(work, name) for name in _AS_GIVEN},
         )
 
     def replanned(self, replica: ReplicaRecord, round_: int, work: RoundWork) -> None:

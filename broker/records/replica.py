@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PlanWithReport
@@ -236,8 +237,7 @@ class ReplicaRecord:
         self.plan_bytes = plan.ByteSize() + report.ByteSize()
 
     def _stands(self, state: ReplicaState) -> None:
-        self.phase, self.reason = state.phase, Reason()
-        self.reason.CopyFrom(state.reason)
+        self.phase, self.reason = state.phase, deepcopy(state.reason)
         self.inexact_from, self.pausing = state.inexact_from, state.pausing
 
     def _took_over(self, old: PeerId, new: PeerId) -> None:
