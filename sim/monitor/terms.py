@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["TermCheck"]
 
 _EVENTS = frozenset(EVENTS)
+_OF_TERM = (
+    *(p.Built, p.BuildFailed, p.DataReady, p.DataFailed, p.Computed, p.ComputeFailed),
+    *(p.ExportedWeights, p.ExportFailed),
+)
+"""What a device answers in a term of a run."""
 _ABOUT = ("ready", "step", "exported", "fault")
 """Messages of peers that carry a run and a term."""
 
@@ -80,18 +85,8 @@ class TermCheck(Check):
                 return own and (key.run, key.term) != present
             case p.BrokerSaid(message):
                 return self._said(who, message, present)
-            case (
-                p.Built(run=run, term=term)
-                | p.BuildFailed(run=run, term=term)
-                | p.DataReady(run=run, term=term)
-                | p.DataFailed(run=run, term=term)
-                | p.Computed(run=run, term=term)
-                | p.ComputeFailed(run=run, term=term)
-                | p.ExportedWeights(run=run, term=term)
-                | p.ExportFailed(run=run, term=term)
-            ):
-                return (run, term) != present
-        return False
+            case _:
+                return isinstance(record, _OF_TERM) and (record.run, record.term) != present
 
     def _said(
         self, who: str, message: broker_pb2.BrokerMessage, present: tuple[str, int] | None

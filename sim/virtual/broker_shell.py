@@ -6,8 +6,8 @@ is made from, and what clients have seen of their runs, who ask for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ...broker import events as b
 from ...broker.journal.decided import DurableState
@@ -29,6 +29,11 @@ __all__ = ["PLANNING_S", "BrokerShell"]
 PLANNING_S = 0.05
 """How long a plan takes to make, in the world's time."""
 
+_PLANNERS: Mapping[type, Callable[[Any, bytes], b.Event]] = {
+    b.MakePlan: plan_answer,
+    b.FormReplicas: form_answer,
+    b.ConsiderPlan: consider,
+}
 _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 
 
@@ -160,19 +165,11 @@ class BrokerShell:
             case b.Publish(run, event):
                 world.note(BROKER, f"{run} event {event.number}: {event.WhichOneof('kind')}")
                 self._show(run)
-            case b.MakePlan() | b.FormReplicas():
+            case b.MakePlan() | b.FormReplicas() | b.ConsiderPlan():
                 graph = world.blobs[instruction.spec.graph.hash]
-                answer: b.Event = (
-                    plan_answer(instruction, graph)
-                    if isinstance(instruction, b.MakePlan)
-                    else form_answer(instruction, graph)
-                )
+                answer = _PLANNERS[type(instruction)](instruction, graph)
                 planned = self._of_this_life(lambda _: answer)
                 world.after(PLANNING_S, lambda: planned(""))
-            case b.ConsiderPlan():
-                found = consider(instruction, world.blobs[instruction.spec.graph.hash])
-                considered = self._of_this_life(lambda _: found)
-                world.after(PLANNING_S, lambda: considered(""))
             case b.SetTimer(name, at):
                 self._timers.set(name, at)
             case b.Log(name, fields):
