@@ -204,16 +204,6 @@ class GhostPlan:
         slots = self.plan.stages
         return tuple(model.stage(s.start, s.stop, slots[s.index].recompute) for s in self.stages)
 
-    def standing_bytes(self, stage: int) -> int:
-        return self.memory[stage].standing(self._train.state_bytes)
-
-    def snapshot_bytes(self, stage: int) -> int:
-        return self.memory[stage].snapshot(self._train.state_bytes)
-
-    def kept_bytes(self, stage: int) -> int:
-        """What a live microbatch keeps."""
-        return self.memory[stage].kept
-
     def waiting_bytes(self, stage: int) -> int:
         """What a microbatch whose weights' gradients wait keeps."""
         slot = self.plan.stages[stage]

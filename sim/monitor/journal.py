@@ -8,8 +8,6 @@ it knows must be what is on the disk, and that every event that was told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...broker import events as b
 from ...broker.journal.decided import DurableState
 from ...broker.options import BrokerOptions
@@ -18,10 +16,8 @@ from ...broker.records.run import RunRecord
 from ...broker.records.submitted import run_of
 from ...proto import broker_pb2, journal_pb2
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["JournalCheck"]
 

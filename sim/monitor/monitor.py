@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.validate import validate
 from ...proto import broker_pb2
 from ..virtual.clock import Observed, StalledError
 from ..virtual.control import BROKER
+from ..virtual.world import World
 from .codecs import CodecCheck
 from .journal import JournalCheck
 from .links import LinkCheck
@@ -41,9 +41,6 @@ from .rounds import RoundCheck
 from .terms import TermCheck
 from .violation import EVENTS, Broken, Check, Violation
 from .work import WorkCheck
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["Monitor", "Violation"]
 

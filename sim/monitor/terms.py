@@ -8,7 +8,7 @@ it, and what the machine wants done because of it must be a release, or a line i
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...broker import events as b
 from ...dag.schedule.flow import Role
@@ -17,10 +17,8 @@ from ...peer.core.machine import PeerMachine
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
 from ..virtual.control import BROKER
+from ..virtual.world import World
 from .violation import EVENTS, Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["TermCheck"]
 
