@@ -28,7 +28,7 @@ from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .federated import FederatedPolicy
 from .hosts import HostsPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
 
 __all__ = ["BufferedHostsPolicy", "BufferedPolicy", "discounted"]
 
@@ -55,8 +55,8 @@ class BufferedPolicy(FederatedPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return what goes on, by a version older, and of a new cohort as many clients as are left
         of those that may train at a time. Clients whose work is too old to count are nobody's."""
@@ -64,7 +64,7 @@ class BufferedPolicy(FederatedPolicy):
         for work in older:
             work.behind += 1
         counted = [w for w in older if self.counts(w)]
-        return [*super().work(run, numbers, exchange_s, counted), *older]
+        return [*super().work(run, numbers, exchange_s, counted, network), *older]
 
     def counts(self, work: RoundWork) -> bool:
         """Whether no more versions than `max_staleness` were made since it was begun."""

@@ -30,10 +30,9 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .client_reports import client_reports
-from .handing import at_most, divide
-from .lost_clients import handed_on, with_places
+from .handing import at_most, divide, handed_on, with_places
 from .policy import SPARE_S, RoundPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
 from .stateful import StatefulWork, place_clients
 from .uploads import Links, Update, links_of, weights_of
 
@@ -56,8 +55,8 @@ class FederatedPolicy(RoundPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
         everybody = self._cohort(run, going)

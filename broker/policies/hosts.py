@@ -17,7 +17,7 @@ from ...proto.broker_pb2 import HostLine, RoundBegun, RoundWork
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
 from .stateful import StatefulWork
 from .uploads import Links, as_uploaded, lines_of, sending_to_all, shown_line
 
@@ -32,8 +32,8 @@ class HostsPolicy(FederatedPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
         clients = self._cohorts.clients

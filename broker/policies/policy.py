@@ -32,14 +32,7 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.checkpoints import AUTO_S
 from .disputes import doubted
 from .handing import at_most, local_work
-from .round_view import (
-    Blame,
-    ExchangeGroup,
-    LinksAmong,
-    PlannedAttempt,
-    RoundView,
-    unknown_links,
-)
+from .round_view import Blame, ExchangeGroup, LinksAmong, PlannedAttempt, RoundView
 
 __all__ = ["SPARE_S", "RoundPolicy"]
 
@@ -64,8 +57,8 @@ class RoundPolicy:
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return the work of the next round, for these replicas; those that would get none are not
         in it. `exchange_s`: how long the last exchange took, 0: not known. `going`: where work is

@@ -49,7 +49,9 @@ class JournalCheck(Check):
             case b.Answer(_, broker_pb2.RunState() as state):
                 known = self._known(state.run, "has its state told")
                 if known.state.phase != state.phase:
-                    raise _lost(state.run, f"is told to be {_name(state.phase)}", known)
+                    raise _lost(
+                        state.run, f"is told to be {broker_pb2.Phase.Name(state.phase)}", known
+                    )
 
     def _catch_up(self) -> None:
         journal = self.world.broker.journal
@@ -112,7 +114,3 @@ class JournalCheck(Check):
 
 def _lost(run: str, what: str, known: RunRecord | ReplicaRecord) -> Broken:
     return Broken("I10", f"{run} {what}, and by the journal it is {known!r}")
-
-
-def _name(phase: broker_pb2.Phase) -> str:
-    return broker_pb2.Phase.Name(phase)
