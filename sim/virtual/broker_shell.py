@@ -6,8 +6,8 @@ is made from, and what clients have seen of their runs, who ask for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.journal.decided import DurableState
@@ -29,11 +29,6 @@ __all__ = ["PLANNING_S", "BrokerShell"]
 PLANNING_S = 0.05
 """How long a plan takes to make, in the world's time."""
 
-_PLANNERS: Mapping[type, Callable[[Any, bytes], b.Event]] = {
-    b.MakePlan: plan_answer,
-    b.FormReplicas: form_answer,
-    b.ConsiderPlan: consider,
-}
 _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 
 
@@ -166,8 +161,7 @@ class BrokerShell:
                 world.note(BROKER, f"{run} event {event.number}: {event.WhichOneof('kind')}")
                 self._show(run)
             case b.MakePlan() | b.FormReplicas() | b.ConsiderPlan():
-                graph = world.blobs[instruction.spec.graph.hash]
-                answer = _PLANNERS[type(instruction)](instruction, graph)
+                answer = _answered(instruction, world.blobs[instruction.spec.graph.hash])
                 planned = self._of_this_life(lambda _: answer)
                 world.after(PLANNING_S, lambda: planned(""))
             case b.SetTimer(name, at):
@@ -206,3 +200,9 @@ class BrokerShell:
             world.mark(run, word, event.state.reason.text)
             if event.state.phase in _ENDED:
                 self.ended[run] = event.state
+
+
+def _answered(ask: b.MakePlan | b.FormReplicas | b.ConsiderPlan, graph: bytes) -> b.Event:
+    if isinstance(ask, b.MakePlan):
+        return plan_answer(ask, graph)
+    return form_answer(ask, graph) if isinstance(ask, b.FormReplicas) else consider(ask, graph)
