@@ -35,7 +35,7 @@ ORDER = {
         < lender_view policies recovery round_rows < runs < journal rounds < placement < registry
         < clients < machine < service validate""",
     "broker/policies": """
-        disputes handing pairs segments < uploads < round_view stateful lost_clients
+        disputes handing pairs segments < uploads < round_view stateful
         < client_reports < policy < federated gossip < hosts < buffered
         < policies""",
     "broker/service": """

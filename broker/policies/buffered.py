@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import ClassVar
 
@@ -27,7 +28,7 @@ from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .federated import FederatedPolicy
 from .hosts import HostsPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
 
 __all__ = ["BufferedHostsPolicy", "BufferedPolicy", "discounted"]
 
@@ -54,18 +55,16 @@ class BufferedPolicy(FederatedPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return what goes on, by a version older, and of a new cohort as many clients as are left
         of those that may train at a time. Clients whose work is too old to count are nobody's."""
-        older = list[RoundWork]()
-        for work in going:
-            older.append(RoundWork())
-            older[-1].CopyFrom(work)
-            older[-1].behind = work.behind + 1
+        older = [deepcopy(work) for work in going]
+        for work in older:
+            work.behind += 1
         counted = [w for w in older if self.counts(w)]
-        return [*super().work(run, numbers, exchange_s, counted), *older]
+        return [*super().work(run, numbers, exchange_s, counted, network), *older]
 
     def counts(self, work: RoundWork) -> bool:
         """Whether no more versions than `max_staleness` were made since it was begun."""

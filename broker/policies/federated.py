@@ -30,10 +30,9 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .client_reports import client_reports
-from .handing import at_most, divide
-from .lost_clients import handed_on
+from .handing import at_most, divide, handed_on, with_places
 from .policy import SPARE_S, RoundPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
 from .stateful import StatefulWork, place_clients
 from .uploads import Links, Update, links_of, weights_of
 
@@ -56,13 +55,11 @@ class FederatedPolicy(RoundPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
-        found = list[RoundWork]()
         everybody = self._cohort(run, going)
-        kept, weights = self._sent(run, everybody, self._drawn(run, everybody))
         homes, number = run.of_rounds.homes, run.of_rounds.versions.round
         if homes is None:
             placed = StatefulWork(self._shared_out(run, numbers, len(everybody)), (), afresh=False)
@@ -72,27 +69,31 @@ class FederatedPolicy(RoundPolicy):
             running = [r.number for r in run.replicas if r.running]
             shared = self._sync.has_controls
             placed = place_clients(homes, asked, seconds, running, shared=shared)
+        return self._works(run, everybody, placed, self._drawn(run, everybody))
+
+    def _works(
+        self, run: RunRecord, everybody: Sequence[int], placed: StatefulWork, links: Links | None
+    ) -> list[RoundWork]:
+        """Return the work of replicas that train the clients at these places of the cohort; `links`
+        as of `_sent`."""
+        ledger, found = run.of_rounds.work, list[RoundWork]()
+        kept, weights = self._sent(run, everybody, links)
         for n, at in placed.places.items():
-            places = [everybody[i] for i in at]
-            work = self._work_of(run, n, places)
-            work.kept.extend(kept[i] for i in at if kept)
-            work.weights.extend(weights[i] for i in at if weights)
-            work.trained.extend(placed.trained[i] for i in at if placed.trained)
-            work.afresh = placed.afresh
+            places, replica = [everybody[i] for i in at], run.replicas[n]
+            work = RoundWork(
+                replica=n,
+                term=replica.term,
+                first_step=replica.committed,
+                steps=self._steps(replica, run.of_rounds.versions.round, places),
+                cohort=ranges_of(places),
+                kept=[kept[i] for i in at if kept],
+                weights=[weights[i] for i in at if weights],
+                trained=[placed.trained[i] for i in at if placed.trained],
+                afresh=placed.afresh,
+                final=ledger.committed + 1 >= ledger.total,
+            )
             found.append(work)
         return found
-
-    def _work_of(self, run: RunRecord, n: int, places: Sequence[int]) -> RoundWork:
-        """Return the work of a replica that trains the clients at these places of the cohort."""
-        ledger, replica = run.of_rounds.work, run.replicas[n]
-        return RoundWork(
-            replica=n,
-            term=replica.term,
-            first_step=replica.committed,
-            steps=self._steps(replica, run.of_rounds.versions.round, places),
-            cohort=ranges_of(places),
-            final=ledger.committed + 1 >= ledger.total,
-        )
 
     def _shared_out(
         self, run: RunRecord, numbers: Sequence[int], clients: int
@@ -138,14 +139,10 @@ class FederatedPolicy(RoundPolicy):
         there = [i for i, place in enumerate(before) if place not in gone]
         if not gone or not there:
             return None
-        found = RoundWork()
-        found.CopyFrom(work)
-        found.ClearField("cohort")
-        found.cohort.extend(ranges_of([before[i] for i in there]))
-        for name in ("kept", "weights", "trained"):
-            if told := getattr(work, name):
-                found.ClearField(name)
-                getattr(found, name).extend(told[i] for i in there)
+        found = with_places(work, [before[i] for i in there])
+        for told in (found.kept, found.weights, found.trained):
+            if told:
+                told[:] = [told[i] for i in there]
         found.left_out.extend(gone)
         return found, self._clients(round_, gone)
 

@@ -17,7 +17,8 @@ from ...proto.broker_pb2 import HostLine, RoundBegun, RoundWork
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
-from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .round_view import LinksAmong, PlannedAttempt, RoundView
+from .stateful import StatefulWork
 from .uploads import Links, as_uploaded, lines_of, sending_to_all, shown_line
 
 __all__ = ["HostsPolicy"]
@@ -31,8 +32,8 @@ class HostsPolicy(FederatedPolicy):
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
         clients = self._cohorts.clients
@@ -44,18 +45,12 @@ class HostsPolicy(FederatedPolicy):
         homes = run.of_rounds.homes
         afresh = homes is not None and (homes.lost or not homes.known)
         asked = sorted(found[: self._asked - len(going)])
+        everybody, trained = [place for _, place in asked], list[int]()
+        if homes is not None:
+            trained = [0 if afresh else homes.trained(order[place]) for place in everybody]
+        placed = StatefulWork({n: [i] for i, (n, _) in enumerate(asked)}, trained, afresh)
         links = self._measured(run, [n for n, _ in asked], network)
-        kept, weights = self._sent(run, [place for _, place in asked], links)
-        works = []
-        for i, (n, place) in enumerate(asked):
-            work = self._work_of(run, n, [place])
-            work.kept.extend(kept[i : i + 1])
-            work.weights.extend(weights[i : i + 1])
-            if homes is not None:
-                work.trained.append(0 if afresh else homes.trained(order[place]))
-            work.afresh = afresh
-            works.append(work)
-        return works
+        return self._works(run, everybody, placed, links)
 
     def _measured(
         self, run: RunRecord, numbers: Sequence[int], network: LinksAmong

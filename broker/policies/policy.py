@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from ...dag.plan.plan import PeerId
+from ...dag.schedule.filled import filled
 from ...planner.network.places import may_have_places, places_of
 from ...proto.broker_pb2 import (
     ClientReports,
@@ -31,34 +32,10 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.checkpoints import AUTO_S
 from .disputes import doubted
 from .handing import at_most, local_work
-from .round_view import (
-    Blame,
-    ExchangeGroup,
-    LinksAmong,
-    PlannedAttempt,
-    RoundView,
-    unknown_links,
-)
+from .round_view import Blame, ExchangeGroup, LinksAmong, PlannedAttempt, RoundView
 
 __all__ = ["SPARE_S", "RoundPolicy"]
 
-_AS_GIVEN = (
-    "term",
-    "first_step",
-    "steps",
-    "samples",
-    "cohort",
-    "kept",
-    "weights",
-    "trained",
-    "afresh",
-    "ahead",
-    "ahead_samples",
-    "late",
-    "fragment",
-    "more",
-)
-"""What of its work a replica is told as it was given."""
 SPARE_S = 30.0
 """Added to twice the expected time of local work."""
 
@@ -80,8 +57,8 @@ class RoundPolicy:
         run: RunRecord,
         numbers: Sequence[int],
         exchange_s: float,
-        going: Sequence[RoundWork] = (),
-        network: LinksAmong = unknown_links,
+        going: Sequence[RoundWork],
+        network: LinksAmong,
     ) -> list[RoundWork]:
         """Return the work of the next round, for these replicas; those that would get none are not
         in it. `exchange_s`: how long the last exchange took, 0: not known. `going`: where work is
@@ -98,7 +75,9 @@ class RoundPolicy:
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
         """Return what holders of a replica, by its id, are told of its work."""
         start, length = rounds.work.schedule
-        return RoundStart(
+        return filled(
+            RoundStart,
+            work,
             run=replica,
             round=rounds.versions.round - work.behind,
             start=start - work.behind,
@@ -106,7 +85,6 @@ class RoundPolicy:
             evaluate=work.replica in self.evaluators(rounds),
             gathers=self.gathers(rounds),
             apart=self._sync.apart and rounds.versions.round > 0,
-            **{name: getattr(work, name) for name in _AS_GIVEN},
         )
 
     def replanned(self, replica: ReplicaRecord, round_: int, work: RoundWork) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "NetworkOf",
     "PlannedAttempt",
     "RoundView",
-    "unknown_links",
 ]
 
 LACKS = ("late", "ungathered", "unsummed", "unpassed")
@@ -33,10 +32,6 @@ NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
 LinksAmong = Callable[[Sequence[PeerId]], Network | None]
 """The links among peers, as they are known now."""
-
-
-def unknown_links(_: Sequence[PeerId]) -> None:
-    """Return that nothing is known of any link."""
 
 
 @dataclass(frozen=True)

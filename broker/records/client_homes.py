@@ -53,16 +53,18 @@ class ClientHomes:
                 self._trained[client] = state_number(done.round, member.term)
                 self._replica[client] = number
 
-    def keep(self, kept: RoundsKept) -> None:
-        """Write all of it, for `restore`."""
+    def kept(self) -> RoundsKept:
+        """All of it, for `restore`."""
         (stateful,) = np.nonzero(self._trained)
-        kept.stateful.extend(stateful.tolist())
-        kept.homes.extend(self._replica[stateful].tolist())
-        kept.trained.extend(self._trained[stateful].tolist())
-        kept.states_lost = self.lost
+        return RoundsKept(
+            stateful=stateful.tolist(),
+            homes=self._replica[stateful].tolist(),
+            trained=self._trained[stateful].tolist(),
+            states_lost=self.lost,
+        )
 
     def restore(self, kept: RoundsKept) -> None:
-        """Take what `keep` wrote."""
+        """Take what `kept` gave."""
         stateful = np.array(kept.stateful, np.int64)
         self._replica[stateful], self._trained[stateful] = kept.homes, kept.trained
         self.lost = kept.states_lost

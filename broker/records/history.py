@@ -41,8 +41,9 @@ class EventHistory:
         """Of what is packed; it may change."""
         self._kept = kept
         self._packed: deque[tuple[int, bytes]] = deque()
-        """The number of the first, and so many as there are up to the next, or to `_recent`."""
-        self._recent: list[RunEvent] = []
+        """The number of the first, and so many as there are up to the next, or to `unpacked`."""
+        self.unpacked: list[RunEvent] = []
+        """The newest ones, as far as they are messages."""
         self._sizes: list[int] = []  # bytes of these
         self._recent_bytes = self._packed_bytes = 0  # sums
 
@@ -59,7 +60,7 @@ class EventHistory:
     def recent(self) -> Sequence[RunEvent]:
         """The newest FEW events at least, and BLOCK while more are expected; or all. For looks that
         shall cost little."""
-        return self._recent[-self._kept :]
+        return self.unpacked[-self._kept :]
 
     @property
     def events(self) -> Iterator[RunEvent]:
@@ -82,11 +83,6 @@ class EventHistory:
         """What stands before `unpacked`: packed events, each behind the number of the first."""
         return tuple(self._packed)
 
-    @property
-    def unpacked(self) -> Sequence[RunEvent]:
-        """The newest ones, as far as they are messages."""
-        return self._recent
-
     def restore(self, events: Iterable[RunEvent], numbered: int) -> None:
         """What was kept before; `numbered`: events so far, those that are no longer kept too."""
         for event in events:
@@ -96,7 +92,7 @@ class EventHistory:
     def restore_past(self, first: int, packed: bytes) -> None:
         """What stood before that; the oldest first. Raises ValueError for what did not."""
         last = self._packed[-1][0] if self._packed else -1
-        if not self._recent or not last < first < self._recent[0].number:
+        if not self.unpacked or not last < first < self.unpacked[0].number:
             raise ValueError(f"events from number {first} on are kept twice, or behind later ones")
         self._packed.append((first, packed))
         self._packed_bytes += len(packed)
@@ -105,58 +101,58 @@ class EventHistory:
         """Events from `start` on, or from the oldest kept one, behind the number of the first. Not
         always all: who wants more asks for those after them, until there is none."""
         first = min(max(start, self.numbered - len(self)), self.numbered)
-        at = self._recent[0].number if self._recent else first
+        at = self.unpacked[0].number if self.unpacked else first
         if first >= at:
-            return first, tuple(self._recent[first - at :])
+            return first, tuple(self.unpacked[first - at :])
         at, block = self._packed[bisect_right(self._packed, first, key=itemgetter(0)) - 1]
         return first, _unpacked(block)[first - at :]
 
     def rest(self) -> None:
         """No more events are expected: as few of them as possible stay messages."""
-        while len(self._recent) > FEW:
-            self._pack(min(BLOCK, len(self._recent) - FEW))
+        while len(self.unpacked) > FEW:
+            self._pack(min(BLOCK, len(self.unpacked) - FEW))
         self._shrink(_REST_BYTES)
         self.trim()
 
     def trim(self) -> None:
         """Lets go of the oldest that are packed, as far as they are too many or too large."""
         while self._packed:
-            second = self._packed[1][0] if len(self._packed) > 1 else self._recent[0].number
-            late = self._recent[-1].number + 1 - second >= self._kept
+            second = self._packed[1][0] if len(self._packed) > 1 else self.unpacked[0].number
+            late = self.unpacked[-1].number + 1 - second >= self._kept
             if not late and self._packed_bytes <= self.most_bytes:
                 return
             self._packed_bytes -= len(self._packed.popleft()[1])
 
     @property
     def _held(self) -> int:
-        if not self._recent:
+        if not self.unpacked:
             return 0
-        first = self._packed[0][0] if self._packed else self._recent[0].number
-        return self._recent[-1].number + 1 - first
+        first = self._packed[0][0] if self._packed else self.unpacked[0].number
+        return self.unpacked[-1].number + 1 - first
 
     def _append(self, event: RunEvent) -> None:
         size = event.ByteSize()
-        self._recent.append(event)
+        self.unpacked.append(event)
         self._sizes.append(size)
         self._recent_bytes += size
-        if len(self._recent) == 2 * BLOCK:
+        if len(self.unpacked) == 2 * BLOCK:
             self._pack(BLOCK)
         self._shrink(_OPEN_BYTES)
         self.trim()
 
     def _shrink(self, most_bytes: int) -> None:
         """Packs the older half of the messages while all take more than this."""
-        while self._recent_bytes > most_bytes and len(self._recent) > LEAST:
-            self._pack((len(self._recent) - LEAST + 1) // 2)
+        while self._recent_bytes > most_bytes and len(self.unpacked) > LEAST:
+            self._pack((len(self.unpacked) - LEAST + 1) // 2)
 
     def _pack(self, count: int) -> None:
-        old = RunKept(events=self._recent[:count])
+        old = RunKept(events=self.unpacked[:count])
         # A day of steps is packed in seconds, and unpacked for somebody who comes late only.
         packed = zlib.compress(old.SerializeToString(), 1)
-        self._packed.append((self._recent[0].number, packed))
+        self._packed.append((self.unpacked[0].number, packed))
         self._packed_bytes += len(packed)
         self._recent_bytes -= sum(self._sizes[:count])
-        del self._recent[:count], self._sizes[:count]
+        del self.unpacked[:count], self._sizes[:count]
 
 
 def _unpacked(block: bytes) -> tuple[RunEvent, ...]:

@@ -4,6 +4,7 @@ forgotten when the broker ends; this is not."""
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from statistics import median
 
 from ...proto.broker_pb2 import HostLine, RoundDone
@@ -47,12 +48,11 @@ class HostLines:
             known = self._known[line.replica] = deque(maxlen=_NEWEST)
         known.append(line)
 
-    def keep(self, kept: RoundsKept) -> None:
-        """Write all of it, for `restore`."""
-        for known in self._known.values():
-            kept.lines.extend(known)
+    def kept(self) -> RoundsKept:
+        """All of it, for `restore`."""
+        return RoundsKept(lines=chain.from_iterable(self._known.values()))
 
     def restore(self, kept: RoundsKept) -> None:
-        """Take what `keep` wrote."""
+        """Take what `kept` gave."""
         for line in kept.lines:
             self._add(line)

@@ -7,6 +7,7 @@ before them share one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import PeerShare, RoundDone, StepDone
@@ -31,7 +32,7 @@ class PeerShares:
 
     def of(self, peer: str) -> list[PeerShare]:
         """What a peer has given, by run, the newest run last; messages of the caller's own."""
-        return [_copy(share) for share in self._of.get(peer, {}).values()]
+        return [deepcopy(share) for share in self._of.get(peer, {}).values()]
 
     def stepped(
         self,
@@ -62,11 +63,11 @@ class PeerShares:
     def kept(self) -> Iterator[PeerShare]:
         """All of it, for `restore`, in order."""
         for runs in list(self._of.values()):
-            yield from [_copy(share) for share in runs.values()]
+            yield from [deepcopy(share) for share in runs.values()]
 
     def restore(self, share: PeerShare) -> None:
         """What an earlier start of the broker left, one after the other."""
-        self._of.setdefault(share.peer, {})[share.run] = _copy(share)
+        self._of.setdefault(share.peer, {})[share.run] = deepcopy(share)
 
     def _add(
         self,
@@ -84,11 +85,7 @@ class PeerShares:
             first_s = max(0.0, at_s - seconds)
             runs[run] = PeerShare(peer=peer, run=run, name=name, first_s=first_s)
             self._shorten(runs)
-        share = runs[run]
-        share.samples = min(_MOST, share.samples + samples)
-        share.sent_bytes = min(_MOST, share.sent_bytes + sent_bytes)
-        share.seconds += seconds
-        share.last_s = max(share.last_s, at_s)
+        _more(runs[run], samples, sent_bytes, seconds, at_s)
 
     def _shorten(self, runs: dict[str, PeerShare]) -> None:
         if len(self._of) > MOST_PEERS:
@@ -97,16 +94,14 @@ class PeerShares:
             return
         oldest = runs.pop(next(run for run in runs if run))
         before = runs.pop("", PeerShare(peer=oldest.peer, first_s=oldest.first_s))
-        before.samples = min(_MOST, before.samples + oldest.samples)
-        before.sent_bytes = min(_MOST, before.sent_bytes + oldest.sent_bytes)
-        before.seconds += oldest.seconds
-        before.last_s = max(before.last_s, oldest.last_s)
+        _more(before, oldest.samples, oldest.sent_bytes, oldest.seconds, oldest.last_s)
         rest = dict(runs)
         runs.clear()
         runs.update({"": before, **rest})
 
 
-def _copy(share: PeerShare) -> PeerShare:
-    found = PeerShare()
-    found.CopyFrom(share)
-    return found
+def _more(share: PeerShare, samples: int, sent_bytes: int, seconds: float, at_s: float) -> None:
+    share.samples = min(_MOST, share.samples + samples)
+    share.sent_bytes = min(_MOST, share.sent_bytes + sent_bytes)
+    share.seconds += seconds
+    share.last_s = max(share.last_s, at_s)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from ...dag.schedule.convert_report import report_from_proto, report_to_proto
+from ...dag.schedule.filled import filled
 from ...planner.requests.client_data import spec_of_client
 from ...proto.broker_pb2 import (
     CANCELLED,
@@ -182,15 +184,8 @@ class ReplicaRecord:
 
     @property
     def state(self) -> ReplicaState:
-        return ReplicaState(
-            replica=self.id,
-            phase=self.phase,
-            reason=self.reason if self.reason.code else None,
-            term=self.term,
-            step=self.committed,
-            inexact_from=self.inexact_from,
-            pausing=self.pausing,
-        )
+        reason = self.reason if self.reason.code else None
+        return filled(ReplicaState, self, replica=self.id, reason=reason, step=self.committed)
 
     def apply(self, event: RunEvent, planned: PlanWithReport | None = None) -> None:
         """`planned` is the event's, where that is at hand. Raises ValueError, PlanError for what
@@ -236,8 +231,7 @@ class ReplicaRecord:
         self.plan_bytes = plan.ByteSize() + report.ByteSize()
 
     def _stands(self, state: ReplicaState) -> None:
-        self.phase, self.reason = state.phase, Reason()
-        self.reason.CopyFrom(state.reason)
+        self.phase, self.reason = state.phase, deepcopy(state.reason)
         self.inexact_from, self.pausing = state.inexact_from, state.pausing
 
     def _took_over(self, old: PeerId, new: PeerId) -> None:

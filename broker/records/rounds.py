@@ -27,6 +27,8 @@ class RoundRecord:
         """`homes`: of clients that have state."""
         self.versions, self.work, self.homes = versions, work, homes
         self.lines = HostLines()
+        every: list[VersionLedger | WorkLedger | HostLines] = [versions, work, self.lines]
+        self._ledgers = [*every, *([homes] if homes is not None else [])]
 
     def begin_from(self, saved: Checkpoint) -> None:
         """The run goes on from the version of another one."""
@@ -78,16 +80,11 @@ class RoundRecord:
 
     def kept(self) -> RoundsKept:
         """All ledgers, for `restore`."""
-        found = self.versions.kept()
-        found.MergeFrom(self.work.kept())
-        if self.homes is not None:
-            self.homes.keep(found)
-        self.lines.keep(found)
+        found = RoundsKept()
+        for ledger in self._ledgers:
+            found.MergeFrom(ledger.kept())
         return found
 
     def restore(self, kept: RoundsKept) -> None:
-        self.versions.restore(kept)
-        self.work.restore(kept)
-        if self.homes is not None:
-            self.homes.restore(kept)
-        self.lines.restore(kept)
+        for ledger in self._ledgers:
+            ledger.restore(kept)

@@ -8,6 +8,7 @@ hand it out know of ranges; others ask who has work, how much of it there is, an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 from ...proto.broker_pb2 import (
     Checkpoint,
@@ -274,7 +275,6 @@ def _all(work: RoundWork) -> list[SampleRange]:
 
 def _closed(work: RoundWork) -> RoundWork:
     """The work of a replica that was left out: nothing of what it makes ahead counts."""
-    found = RoundWork()
-    found.CopyFrom(work)
+    found = deepcopy(work)
     found.steps, found.ahead = work.steps + work.ahead, 0
     return found

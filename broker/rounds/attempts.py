@@ -318,6 +318,10 @@ class Attempts:
     ) -> tuple[list[Instruction], bool]:
         """Somebody cannot make the version; whether there is another attempt at once."""
         why, view, bad = clean(said.problem.text, 500), self._view, self._contributions.bad
+        fields = (("run", self._run.id), ("peer", member.id), ("why", why))
+        log = Log("round_hindered", fields, "warning")
+        if self._versions.unmasked:  # and there is no other attempt
+            return [log], False
         gives = any(m.replica == number for m in self._versions.members)
         if said.problem.code == "overflow" and not gives:
             view.forgive()
@@ -336,8 +340,7 @@ class Attempts:
             return [self._note(f"{text}: {why}", now, at=f", attempt {said.attempt}")], True
         known = any(number in lacks for lacks in view.lacks.values())
         self._blame(number, member.id, said.lacks, said.problem.code)
-        fields = (("run", self._run.id), ("peer", member.id), ("why", why))
-        return [] if known else [Log("round_hindered", fields, "warning")], False
+        return [] if known else [log], False
 
     def _blame(self, number: int, peer: PeerId, lacks: Iterable[str], what: str) -> None:
         """A peer of a replica lacks what others are to send it by its plan; of whom it waits for

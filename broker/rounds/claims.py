@@ -195,26 +195,18 @@ class SignedClaims:
         if (said.round, said.attempt) != (self._view.rounds.versions.round, case.of.attempt):
             return None
         shown = self._shown(case, member.id, said)
-        if shown is None:
-            return self._end(case, unshown=[member.id])
-        case.shown[member.id] = shown
-        return self._compare(case) if case.shown.keys() == case.claims.keys() else None
+        if shown is not None:
+            case.shown[member.id] = shown
+            if case.shown.keys() != case.claims.keys():
+                return None
+        self._case = None
+        return _compared(case) if shown is not None else _unshown(case, member.id)
 
     def given_up(self) -> ClaimVerdict:
         """Return what follows as the attempt is over: who has shown nothing has nothing."""
         assert self._case is not None, "nobody was asked"
-        case = self._case
-        return self._end(case, unshown=[p for p in case.claims if p not in case.shown])
-
-    def _end(
-        self,
-        case: _Case,
-        lie: LieProved | None = None,
-        unshown: Sequence[PeerId] = (),
-        apart: Sequence[tuple[PeerId, PeerId]] = (),
-    ) -> ClaimVerdict:
-        self._case = None
-        return ClaimVerdict(_about(case), lie, unshown, apart)
+        case, self._case = self._case, None
+        return _unshown(case, *(p for p in case.claims if p not in case.shown))
 
     def _shown(self, case: _Case, peer: PeerId, said: RoundAnswer) -> _Shown | None:
         """What a member has shown, if that is what it claimed."""
@@ -237,22 +229,25 @@ class SignedClaims:
             found[receipt.statement] = told, receipt
         return found if claim_of(found) == case.claims[peer] else None
 
-    def _compare(self, case: _Case) -> ClaimVerdict:
-        """Both have shown what they claimed."""
-        (a, one), (b, other) = case.shown.items()
-        for said, (told, first) in one.items():
-            for else_, (its, second) in other.items():
-                if said != else_ and contradict(told, its):
-                    proof = LieProved(
-                        round=told.round, peer=case.of.signer, first=first, second=second
-                    )
-                    return self._end(case, lie=proof)
-        signer_ = case.of.signer
-        if one.keys() < other.keys() and b != signer_:  # it had the others as well
-            return self._end(case, unshown=[a])
-        if other.keys() < one.keys() and a != signer_:
-            return self._end(case, unshown=[b])
-        return self._end(case, apart=[(a, b)])
+
+def _compared(case: _Case) -> ClaimVerdict:
+    """Return what follows as both have shown what they claimed."""
+    (a, one), (b, other) = case.shown.items()
+    by = case.of.signer
+    for said, (told, first) in one.items():
+        for else_, (its, second) in other.items():
+            if said != else_ and contradict(told, its):
+                proof = LieProved(round=told.round, peer=by, first=first, second=second)
+                return ClaimVerdict(_about(case), proof)
+    if one.keys() < other.keys() and b != by:  # it had the others as well
+        return _unshown(case, a)
+    if other.keys() < one.keys() and a != by:
+        return _unshown(case, b)
+    return ClaimVerdict(_about(case), apart=[(a, b)])
+
+
+def _unshown(case: _Case, *peers: PeerId) -> ClaimVerdict:
+    return ClaimVerdict(_about(case), unshown=peers)
 
 
 def _about(case: _Case) -> list[PeerId]:

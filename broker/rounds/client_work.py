@@ -4,9 +4,10 @@ train, those whose state is gone, and those that have moved by what is no finite
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from ...dag.rounds.cohorts import places_of
-from ...proto.broker_pb2 import BrokerMessage, RoundBegun, RoundReport, RoundWork, RunEvent
+from ...proto.broker_pb2 import BrokerMessage, RoundBegun, RoundReport, RunEvent
 from ..events import Instruction, Tell
 from ..policies.policy import RoundPolicy
 from ..policies.round_view import RoundView
@@ -59,8 +60,7 @@ class ClientWork:
         given, known = rounds.work.given.get(number), rounds.homes
         if given is None or known is None or not said.lost or given.lost:
             return []
-        work = RoundWork()
-        work.CopyFrom(given)
+        work = deepcopy(given)
         work.lost.extend(sorted({*said.lost} & {*places_of(given.cohort)}))
         count = f"{len(work.lost)} client{'s' * (len(work.lost) > 1)}"
         text = f"round {said.round}: the state of {count} is gone"

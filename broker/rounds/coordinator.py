@@ -41,7 +41,7 @@ from ...proto.broker_pb2 import (
     RoundWork,
     RunEvent,
 )
-from ..events import Instruction, Log, SetTimer, Tell
+from ..events import Instruction, SetTimer, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..policies.disputes import Disputes
@@ -294,10 +294,6 @@ class RoundCoordinator:
         if said.came:
             self._round.goes_on(member, number, said, now)
             return []
-        if rounds.versions.unmasked and said.HasField("problem"):  # and there is no other attempt
-            why = clean(said.problem.text, 500)
-            fields = (("run", self.run.id), ("peer", member.id), ("why", why))
-            return [Log("round_hindered", fields, "warning")]
         if said.HasField("problem"):
             out, again = self._round.attempts.hindered(number, member, said, now)
             return [*out, *self._close(now)] if again else out

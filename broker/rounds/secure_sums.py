@@ -103,42 +103,33 @@ class SecureSums:
     ) -> list[Instruction]:
         """A member of the attempt has dealt shares of its mask, holds what it takes to lift masks,
         or has revealed shares. `void`: nothing comes of the attempt."""
+        of, did = self._now, said.masks
+        if of is None or member.id not in of.members:
+            return []
+        if did.sealed:
+            known = of.sealed is not None
+            of.dealt(member.id, _by_member(did.sealed))
+            return self.tell(member) if known else self._tell_all()
+        if did.holds:
+            return self._unmask(of, said.round, now) if of.holds(member.id) and not void else []
+        if not did.revealed or not self._versions.unmasked:
+            return []
+        known = of.masks is not None
         try:
-            out, all_hold = self._said(member, said.masks)
+            of.revealed(member.id, _by_member(did.revealed))
         except ValueError as error:
             return self._run.fail("secure", f"masks cannot be lifted: {error}", now)
-        if not all_hold or void:
-            return out
+        if of.masks is None:
+            return []
+        return self.tell(member) if known else self._tell_all()
+
+    def _unmask(self, of: Unmasking, round_: int, now: float) -> list[Instruction]:
+        """Have all members reveal, which is written down before."""
         self.asked_at = now
-        told = RunEvent(unmasked=RoundUnmasked(round=said.round, members=self.members))
-        return [*out, self._run.record.publish(told, 0, now), *self._ask()]
-
-    def _said(self, member: Member, said: MemberMasks) -> tuple[list[Instruction], bool]:
-        """A member has done its next step in the attempt. Return what others are told of that, and
-        whether all hold, so that the masks may be lifted: that is to be written down before they
-        are asked (`_ask`). Raises ValueError for shares that are none."""
-        now = self._now
-        if now is None or member.id not in now.members:
-            return [], False
-        if said.sealed:
-            known = now.sealed is not None
-            now.dealt(member.id, _by_member(said.sealed))
-            return self._tell(member if known else None), False
-        if said.holds:
-            return [], now.holds(member.id)
-        if not said.revealed or not self._versions.unmasked:
-            return [], False
-        known = now.masks is not None
-        if now.revealed(member.id, _by_member(said.revealed)) is None:
-            return [], False
-        return self._tell(member if known else None), False
-
-    def _ask(self) -> list[Instruction]:
-        """Have members reveal: it is written down."""
-        assert self._now is not None, "nothing is to be revealed"
-        assert self._versions.unmasked, "it is not written down yet"
-        self._now.begun = True
-        return self._tell(None)
+        told = RunEvent(unmasked=RoundUnmasked(round=round_, members=of.members))
+        out = self._run.record.publish(told, 0, now)
+        of.begun = True
+        return [out, *self._tell_all()]
 
     def tell(self, member: Member) -> list[Instruction]:
         """Tell a member where the attempt stands."""
@@ -159,10 +150,7 @@ class SecureSums:
                 told.run, told.term = replica.id, replica.record.term
         return [Tell(member.stream, BrokerMessage(round_masks=told))]
 
-    def _tell(self, only: Member | None) -> list[Instruction]:
-        """Tell one, or all that are there."""
-        if only is not None:
-            return self.tell(only)
+    def _tell_all(self) -> list[Instruction]:
         there = [m for r in self._run.replicas if r.record.running for m in r.context.holders()]
         return [i for member in there for i in self.tell(member)]
 

@@ -29,7 +29,8 @@ class Unmasking:
         self._dealt: dict[PeerId, Mapping[PeerId, bytes]] = {}
         self._holding = set[PeerId]()
         self._revealed: dict[PeerId, Mapping[PeerId, bytes]] = {}
-        self._masks: Mapping[PeerId, bytes] | None = None
+        self.masks: Mapping[PeerId, bytes] | None = None
+        """All members' own masks; None while fewer than the threshold have revealed."""
 
     @property
     def threshold(self) -> int:
@@ -43,26 +44,17 @@ class Unmasking:
         silent = [m for m in self.members if m not in self._dealt]
         return silent or [m for m in self.members if m not in self._holding]
 
-    @property
-    def masks(self) -> Mapping[PeerId, bytes] | None:
-        """All members' own masks; None while fewer than the threshold have revealed."""
-        return self._masks
-
     def goes_on(self, there: Collection[PeerId]) -> bool:
         """Whether something can come of it with the members that are there."""
         if not self.begun:
             return set(there) >= set(self.members)
         able = {*self._revealed, *there} & set(self.members)
-        return self._masks is not None or len(able) >= self.threshold
+        return self.masks is not None or len(able) >= self.threshold
 
-    def dealt(
-        self, by: PeerId, sealed: Mapping[PeerId, bytes]
-    ) -> Mapping[PeerId, Mapping[PeerId, bytes]] | None:
-        """A member has dealt shares of its mask, sealed for each. Return for each member what all
-        sealed for it; None while others have not, and for who is no member."""
+    def dealt(self, by: PeerId, sealed: Mapping[PeerId, bytes]) -> None:
+        """A member has dealt shares of its mask, sealed for each."""
         if by in self.members:
             self._dealt.setdefault(by, dict(sealed))
-        return self.sealed if by in self.members else None
 
     @property
     def sealed(self) -> Mapping[PeerId, Mapping[PeerId, bytes]] | None:
@@ -81,13 +73,11 @@ class Unmasking:
             self._holding.add(by)
         return not self.begun and self._holding >= set(self.members)
 
-    def revealed(self, by: PeerId, shares: Mapping[PeerId, bytes]) -> Mapping[PeerId, bytes] | None:
-        """A member has revealed its shares. Return all members' own masks; None while fewer than
-        the threshold have. Raises ValueError for shares that are none."""
+    def revealed(self, by: PeerId, shares: Mapping[PeerId, bytes]) -> None:
+        """A member has revealed its shares. Raises ValueError for shares that are none."""
         assert self.begun, "shares are revealed before it is written down that they may be"
-        if by in self.members and self._masks is None:
+        if by in self.members and self.masks is None:
             self._revealed[by] = dict(shares)
             if len(self._revealed) >= self.threshold:
                 places = {member: place for place, member in enumerate(self.members, 1)}
-                self._masks = joined(self._revealed, places, self.threshold)
-        return self._masks
+                self.masks = joined(self._revealed, places, self.threshold)

@@ -64,26 +64,31 @@ class Reduction(Generic[V]):
 
 
 class VectorSpace(Protocol[V]):
-    """The vectors of one exchange. Of one with a single shard, `cut`, `split`, `concat` and `join`
-    hand on what they get."""
+    """The vectors of one exchange. Here is what one with a single shard does, but for sums: it
+    hands on what it gets."""
 
     def cut(self, vector: V) -> Sequence[V]:
         """The shards of a whole vector, in order."""
+        return (vector,)
 
     def split(self, vector: V, shards: Sequence[int]) -> Sequence[V]:
         """What `concat` put together of these shards."""
+        return (vector,)
 
     def concat(self, shards: Sequence[V]) -> V:
         """Some shards, one behind the other."""
+        return shards[0]
 
     def join(self, shards: Sequence[V]) -> V:
         """The whole vector of all shards in order."""
+        return shards[0]
 
     def add(self, parts: Sequence[V]) -> V:
         """The sum in the given order, of equal shards; nothing of them is changed."""
 
     def relay(self, total: V) -> V:
         """What a peer hands on of a result that it was given."""
+        return total
 
 
 class _InOrder(Generic[V]):

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +39,13 @@ from torch import Tensor, nn
 from ..analysis.weight_gradients import WeightGradient, WeightGradients, weight_gradients
 from ..ir.graph import Graph, TensorSpec
 from ..ir.random import step_key, table
+from ..plan.cut import Stage
 from ..transforms.evaluation import evaluation as evaluation_form
 from .gradients import Gradients, total
 from .rows import RowError, lacking
 from .saved import SavedTensors
 from .stage_module import StageModule, build
 from .weight_half import Noted, WeightHalf, accumulate, held_bytes, input_half
-
-if TYPE_CHECKING:
-    from ..plan.cut import Stage
 
 __all__ = ["Forwarded", "Gradients", "RowError", "StageExecutor", "TensorSpecError", "check_spec"]
 

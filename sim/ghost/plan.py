@@ -67,7 +67,7 @@ class Weighed(NamedTuple):
     size_bytes: int
 
 
-class Shards:
+class Shards(VectorSpace[Words]):
     """A stage's gradient, one hash for each parameter, as shards for its holders: shard b has every
     n-th one from b on. With more holders than parameters a parameter is split into parts that add
     up to it, so that no shard is empty and each counts."""
@@ -81,24 +81,21 @@ class Shards:
         self._part[:parameters] = 1
         np.subtract.at(self._part, self._index[parameters:], self._part[parameters:])  # modulo 2⁶⁴
 
-    def cut(self, gradients: Words) -> list[Words]:
-        words = gradients[self._index] * self._part
+    def cut(self, vector: Words) -> list[Words]:
+        words = vector[self._index] * self._part
         return [words[b :: self.holders] for b in range(self.holders)]
 
     def concat(self, shards: Sequence[Words]) -> Words:
         return np.concatenate(shards)
 
-    def split(self, words: Words, which: Sequence[int]) -> list[Words]:
+    def split(self, vector: Words, shards: Sequence[int]) -> list[Words]:
         """What `concat` put together."""
-        sizes = [-(-(len(self._index) - b) // self.holders) for b in which]
-        return np.split(words, np.cumsum(sizes[:-1]))
+        sizes = [-(-(len(self._index) - b) // self.holders) for b in shards]
+        return np.split(vector, np.cumsum(sizes[:-1]))
 
     def add(self, parts: Sequence[Words]) -> Words:
         found: Words = np.add.reduce(np.array(parts, np.uint64), 0)
         return found
-
-    def relay(self, total: Words) -> Words:
-        return total
 
     def join(self, shards: Sequence[Words]) -> Words:
         words = np.empty(len(self._index), np.uint64)
@@ -109,22 +106,8 @@ class Shards:
         return found
 
 
-class _Numbers:
+class _Numbers(VectorSpace[Hash]):
     """One number for each vector: nothing is cut."""
-
-    def cut(self, vector: Hash) -> Sequence[Hash]:
-        return (vector,)
-
-    def split(self, vector: Hash, shards: Sequence[int]) -> Sequence[Hash]:
-        return (vector,)
-
-    def concat(self, shards: Sequence[Hash]) -> Hash:
-        return shards[0]
-
-    join = concat
-
-    def relay(self, total: Hash) -> Hash:
-        return total
 
     def add(self, parts: Sequence[Hash]) -> Hash:
         return sum(cast(Sequence[int], parts)) & MASK
@@ -220,16 +203,6 @@ class GhostPlan:
         model = MemoryModel(self.graph, costs, in_8_bits=self._train.in_8_bits)
         slots = self.plan.stages
         return tuple(model.stage(s.start, s.stop, slots[s.index].recompute) for s in self.stages)
-
-    def standing_bytes(self, stage: int) -> int:
-        return self.memory[stage].standing(self._train.state_bytes)
-
-    def snapshot_bytes(self, stage: int) -> int:
-        return self.memory[stage].snapshot(self._train.state_bytes)
-
-    def kept_bytes(self, stage: int) -> int:
-        """What a live microbatch keeps."""
-        return self.memory[stage].kept
 
     def waiting_bytes(self, stage: int) -> int:
         """What a microbatch whose weights' gradients wait keeps."""

@@ -82,17 +82,17 @@ class GhostAssignment:
             if shared.plan.stages[k].holders[0] == peer
         }
         """By stage that it answers for in the norm: the parameters."""
-        self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
+        memory, states = [shared.memory[k] for k in self.held], order.training.train.state_bytes
+        self.standing_bytes = sum(stage.standing(states) for stage in memory)
         self.apart = halved(flow.actions(peer))
         """The stages whose weights' gradients are apart."""
         self._kept = [
-            (shared.kept_bytes(k), shared.waiting_bytes(k) if k in self.apart else 0, held)
+            (shared.memory[k].kept, shared.waiting_bytes(k) if k in self.apart else 0, held)
             for k, held in self.held.items()
         ]
         """What a microbatch that went forward keeps in each stage, and one whose weights' gradients
         wait, bytes."""
-        self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
-
+        self.snapshot_bytes = sum(stage.snapshot(states) for stage in memory)
         self.rounds: RoundWork[Hash] | None = None
         """What it does between replicas, where the run has rounds."""
 

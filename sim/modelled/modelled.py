@@ -68,7 +68,7 @@ def shortened(
         return None
 
     try:
-        return shortest(scenario.faults, submitted.steps, fails, MOST_TRIES).violation
+        return shortest(scenario.faults, submitted.steps, fails, MOST_TRIES)
     except ValueError:
         return violation
 

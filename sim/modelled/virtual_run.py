@@ -24,7 +24,6 @@ from ..faults.faults import Faults
 from ..following import lack_of
 from ..monitor.monitor import Monitor
 from ..scenario.scenario import Scenario
-from ..scenario.tables import PeerTable
 from ..trace import Trace
 from ..virtual.choosing import begin_choosing
 from ..virtual.clock import Observe, Observed
@@ -32,7 +31,7 @@ from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
 from ..virtual.world import RESTART_S, World
 
-__all__ = ["VirtualRun", "run_virtual", "spec_of", "specs_of", "wan_of"]
+__all__ = ["VirtualRun", "run_virtual", "specs_of", "wan_of"]
 
 CANCEL_S = 60.0
 """How long a run that is over its limit has to end."""
@@ -145,22 +144,20 @@ def run_virtual(
 
 def specs_of(scenario: Scenario) -> tuple[PeerSpec, ...]:
     """The peers of the scenario, in its order."""
-    return tuple(map(spec_of, scenario.peers))
-
-
-def spec_of(peer: PeerTable) -> PeerSpec:
-    """What a peer of a scenario is in a world."""
-    return PeerSpec(
-        name=peer.name,
-        memory_bytes=int(peer.memory),
-        core=peer.ops == "core",
-        hardware=peer.hardware.speeds,
-        place=peer.place,
-        owner=peer.owner,
-        up=float(peer.up),
-        down=float(peer.down),
-        joins_s=float(peer.joins),
-        stays_s=None if peer.stays == "" else float(peer.stays),
+    return tuple(
+        PeerSpec(
+            name=peer.name,
+            memory_bytes=int(peer.memory),
+            core=peer.ops == "core",
+            hardware=peer.hardware.speeds,
+            place=peer.place,
+            owner=peer.owner,
+            up=float(peer.up),
+            down=float(peer.down),
+            joins_s=float(peer.joins),
+            stays_s=None if peer.stays == "" else float(peer.stays),
+        )
+        for peer in scenario.peers
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,10 +28,8 @@ from ...peer.compute.frame_codecs.codings import TransferCodec
 from ...peer.compute.frame_codecs.streams import Streams, _End
 from ...peer.core import events as p
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["CodecCheck"]
 

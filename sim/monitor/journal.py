@@ -8,8 +8,6 @@ it knows must be what is on the disk, and that every event that was told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...broker import events as b
 from ...broker.journal.decided import DurableState
 from ...broker.options import BrokerOptions
@@ -18,10 +16,8 @@ from ...broker.records.run import RunRecord
 from ...broker.records.submitted import run_of
 from ...proto import broker_pb2, journal_pb2
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["JournalCheck"]
 
@@ -53,7 +49,9 @@ class JournalCheck(Check):
             case b.Answer(_, broker_pb2.RunState() as state):
                 known = self._known(state.run, "has its state told")
                 if known.state.phase != state.phase:
-                    raise _lost(state.run, f"is told to be {_name(state.phase)}", known)
+                    raise _lost(
+                        state.run, f"is told to be {broker_pb2.Phase.Name(state.phase)}", known
+                    )
 
     def _catch_up(self) -> None:
         journal = self.world.broker.journal
@@ -116,7 +114,3 @@ class JournalCheck(Check):
 
 def _lost(run: str, what: str, known: RunRecord | ReplicaRecord) -> Broken:
     return Broken("I10", f"{run} {what}, and by the journal it is {known!r}")
-
-
-def _name(phase: broker_pb2.Phase) -> str:
-    return broker_pb2.Phase.Name(phase)

@@ -10,17 +10,13 @@ A link is looked at when a frame of it arrives, is queued or is acknowledged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...dag.schedule.flow import Flow
 from ...net.links.frame import FrameKey
 from ...net.links.link import Link
 from ...peer.core import events as p
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["LinkCheck"]
 

@@ -6,48 +6,34 @@
 It looks at every event before a machine handles it and at every instruction before it is carried
 out, and at the machines and links themselves, and believes nothing that they say of themselves.
 
-    what is seen                                                              what cannot be seen
-I1  with `losses` (and `norms`): each committed step's loss is that of the    weights between steps,
-    plain loop; for ghosts these are hashes, and exact                        without ghosts
-    from where a run says that it is not exact (a lost stage was made anew)
-    no loss is compared; all else holds
-I2  each peer runs its list of a step once, in order, each action with its    that a sum on a real
-    inputs there; routes are covered by the lists; a frame is sent once; a    device has each term
-    step is committed once, in order, after every holder's update             once, without I1
-    with rounds: each sample is committed once; nobody works on what another
-    one works on
-I3  what belongs to no present assignment, or to an older term, leaves a      a term's effect inside
-    peer's run and steps, and the broker's run, as they were, and only        a device that keeps
-    releases come of it                                                       values by another key
-I4  computed actions are those of the list; standing and peak bytes are       bytes that a library
-    at most what the peer announced                                           takes for itself
-I5  of every tensor that a codec with feedback sends: what came in and the    codecs of ghosts; what
-    residual before are what went out and the residual after, and the        `delta` remembers
-    residual before is the one left the last time; others keep their bound
-I6  (of two worlds: compare their logs, or the digests of their traces)
-I7  (of the code: tests of what is allowed in a graph and on a wire)
-I8  a link's slots and credits, its queue of frames; an acknowledged frame    queues of the kernel
-    has arrived before; messages kept for the broker are bounded
-I9  a run ends: with its last step or with a reason, before the world has     waits of the client
-    nothing more to do
-I10 what leaves the broker follows from what is in its journal; a broker     what a disk loses
-    that was started again knows just that, and every event that was told
-I11 whoever begins a round has the same version, element for element
+        who looks, and at what       what cannot be seen
+I1, I2  `work.py`, `rounds.py`       weights between steps, and that a sum on a real device has each
+                                     term once: the plain loop's losses say that, ghosts' to the bit
+I3      `terms.py`                   a term's effect in a device that keeps values by another key
+I4      `work.py`                    bytes that a library takes for itself
+I5      `codecs.py`                  codecs of ghosts; what `delta` remembers
+I6      (of two worlds: compare their logs, or the digests of their traces)
+I7      (of the code: tests of what is allowed in a graph and on a wire)
+I8      `links.py`                   queues of the kernel
+I9      `work.py`, and `until` here  waits of the client
+I10     `journal.py`                 what a disk loses
+I11     `rounds.py`
 
-The machines' own rules (`validate`, their assertions) count as well, as "own".
+From where a run says that it is not exact (a lost stage was made anew) no loss is compared; all
+else holds. The machines' own rules (`validate`, their assertions) count as well, as "own".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.validate import validate
 from ...proto import broker_pb2
 from ..virtual.clock import Observed, StalledError
 from ..virtual.control import BROKER
+from ..virtual.world import World
 from .codecs import CodecCheck
 from .journal import JournalCheck
 from .links import LinkCheck
@@ -55,9 +41,6 @@ from .rounds import RoundCheck
 from .terms import TermCheck
 from .violation import EVENTS, Broken, Check, Violation
 from .work import WorkCheck
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["Monitor", "Violation"]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...broker import events as b
 from ...broker.records.submitted import run_of
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...peer.core import events as p
 from ...proto.broker_pb2 import DONE, Cohort, RoundBegun, RoundWork, RunEvent
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["RoundCheck"]
 

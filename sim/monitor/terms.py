@@ -8,7 +8,7 @@ it, and what the machine wants done because of it must be a release, or a line i
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...broker import events as b
 from ...dag.schedule.flow import Role
@@ -17,14 +17,17 @@ from ...peer.core.machine import PeerMachine
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
 from ..virtual.control import BROKER
+from ..virtual.world import World
 from .violation import EVENTS, Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["TermCheck"]
 
 _EVENTS = frozenset(EVENTS)
+_OF_TERM = (
+    *(p.Built, p.BuildFailed, p.DataReady, p.DataFailed, p.Computed, p.ComputeFailed),
+    *(p.ExportedWeights, p.ExportFailed),
+)
+"""What a device answers in a term of a run."""
 _ABOUT = ("ready", "step", "exported", "fault")
 """Messages of peers that carry a run and a term."""
 
@@ -80,18 +83,8 @@ class TermCheck(Check):
                 return own and (key.run, key.term) != present
             case p.BrokerSaid(message):
                 return self._said(who, message, present)
-            case (
-                p.Built(run=run, term=term)
-                | p.BuildFailed(run=run, term=term)
-                | p.DataReady(run=run, term=term)
-                | p.DataFailed(run=run, term=term)
-                | p.Computed(run=run, term=term)
-                | p.ComputeFailed(run=run, term=term)
-                | p.ExportedWeights(run=run, term=term)
-                | p.ExportFailed(run=run, term=term)
-            ):
-                return (run, term) != present
-        return False
+            case _:
+                return isinstance(record, _OF_TERM) and (record.run, record.term) != present
 
     def _said(
         self, who: str, message: broker_pb2.BrokerMessage, present: tuple[str, int] | None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import ClassVar, get_args
 
 from ...broker import events as b
 from ...peer.core import events as p
 from ..scenario.sentences import Fault, sentence
 from ..virtual.clock import Observed
+from ..virtual.world import World
 
-if TYPE_CHECKING:
-    from ..virtual.world import World
-
-__all__ = ["EVENTS", "Broken", "Check", "Shortest", "Violation", "shortest"]
+__all__ = ["EVENTS", "Broken", "Check", "Violation", "shortest"]
 
 EVENTS: tuple[type, ...] = (*get_args(b.Event), *get_args(p.Event))
 """What machines handle; every other record is an instruction."""
@@ -36,7 +33,7 @@ class Violation(RuntimeError):  # noqa: N818 (what it is called everywhere)
         super().__init__(what)
         self.seed, self.at_s, self.event = seed, at_s, event
         self.invariant, self.what = invariant, what
-        self.faults: Sequence[Fault] | None = None
+        self.faults: Sequence[Fault] = ()
         self.steps = 0
 
     def __str__(self) -> str:
@@ -44,7 +41,7 @@ class Violation(RuntimeError):  # noqa: N818 (what it is called everywhere)
             f"{self.invariant} does not hold, seed {self.seed}, at {self.at_s:.6f} s: {self.what}",
             f"  {self.event.who}: {_short(self.event.record)}",
         ]
-        if self.faults is not None:
+        if self.steps:
             named = "; ".join(map(sentence, self.faults)) or "no fault at all"
             lines.append(f"  still so with {self.steps} steps and {named}")
         lines.append(f"  again: --seed {self.seed}")
@@ -74,8 +71,7 @@ def _short(record: object) -> str:
 
 # The fewest faults and steps with which a world still fails: what a person wants to look at.
 #
-#     found = shortest(faults, 20, fails)         # fails(faults, steps) plays the world once more
-#     raise found.violation
+#     raise shortest(faults, 20, fails)           # fails(faults, steps) plays the world once more
 #
 # First the faults, by delta debugging (Zeller and Hildebrandt 2002, "Simplifying and isolating
 # failure-inducing input", algorithm ddmin): of what is left, no fault can be left out.
@@ -87,53 +83,34 @@ Fails = Callable[[tuple[Fault, ...], int], "Violation | None"]
 MOST_TRIES = 200
 
 
-@dataclass(frozen=True)
-class Shortest:
-    """What still fails, how, and how many worlds were played to find it."""
-
-    faults: tuple[Fault, ...]
-    steps: int
-    violation: Violation
-    tries: int
-
-
-class _Tries:
-    """Plays, counts, and remembers the last world that failed."""
-
-    def __init__(self, fails: Fails, most: int) -> None:
-        self._fails, self._most = fails, most
-        self.count = 0
-        self.failed: Violation | None = None
-
-    def __call__(self, faults: Sequence[Fault], steps: int) -> bool:
-        if self.count >= self._most:
-            return False
-        self.count += 1
-        violation = self._fails(tuple(faults), steps)
-        self.failed = violation or self.failed
-        return violation is not None
-
-
 def shortest(
     faults: Sequence[Fault], steps: int, fails: Fails, most_tries: int = MOST_TRIES
-) -> Shortest:
-    """Any violation counts as the same failure. After `most_tries` worlds what was found by then is
-    the shortest. Raises ValueError when the whole does not fail."""
-    tries = _Tries(fails, most_tries)
-    if not tries(faults, steps):
+) -> Violation:
+    """Return the violation with the fewest faults and steps. Any counts as the same failure. After
+    `most_tries` worlds what was found by then is the shortest. Raises ValueError when the whole
+    does not fail."""
+    tries, failed = 0, list[Violation]()
+
+    def tried(some: Sequence[Fault], steps: int) -> bool:
+        nonlocal tries
+        tries += 1
+        found = fails(tuple(some), steps) if tries <= most_tries else None
+        if found is not None:
+            failed.append(found)
+        return found is not None
+
+    if not tried(faults, steps):
         raise ValueError(f"{len(faults)} faults and {steps} steps do not fail: nothing to shorten")
-    left = _fewest(list(faults), lambda some: tries(some, steps))
+    left = _fewest(list(faults), lambda some: tried(some, steps))
     low, high = 0, steps  # it fails with `high`; not known to with `low`
     while high - low > 1:
         middle = (low + high) // 2
-        if tries(left, middle):
+        if tried(left, middle):
             high = middle
         else:
             low = middle
-    assert tries.failed is not None
-    violation = tries.failed
-    violation.faults, violation.steps = tuple(left), high
-    return Shortest(tuple(left), high, violation, tries.count)
+    failed[-1].faults, failed[-1].steps = tuple(left), high
+    return failed[-1]
 
 
 def _fewest(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.records.submitted import replica_id, run_of
@@ -24,10 +23,8 @@ from ...peer.core.snapshots import SnapshotId
 from ...peer.core.step import ENDLESS, transfer_of
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
+from ..virtual.world import World
 from .violation import Broken, Check
-
-if TYPE_CHECKING:
-    from ..virtual.world import World
 
 __all__ = ["WorkCheck"]
 

@@ -160,19 +160,10 @@ class BrokerShell:
             case b.Publish(run, event):
                 world.note(BROKER, f"{run} event {event.number}: {event.WhichOneof('kind')}")
                 self._show(run)
-            case b.MakePlan() | b.FormReplicas():
-                graph = world.blobs[instruction.spec.graph.hash]
-                answer: b.Event = (
-                    plan_answer(instruction, graph)
-                    if isinstance(instruction, b.MakePlan)
-                    else form_answer(instruction, graph)
-                )
+            case b.MakePlan() | b.FormReplicas() | b.ConsiderPlan():
+                answer = _answered(instruction, world.blobs[instruction.spec.graph.hash])
                 planned = self._of_this_life(lambda _: answer)
                 world.after(PLANNING_S, lambda: planned(""))
-            case b.ConsiderPlan():
-                found = consider(instruction, world.blobs[instruction.spec.graph.hash])
-                considered = self._of_this_life(lambda _: found)
-                world.after(PLANNING_S, lambda: considered(""))
             case b.SetTimer(name, at):
                 self._timers.set(name, at)
             case b.Log(name, fields):
@@ -209,3 +200,9 @@ class BrokerShell:
             world.mark(run, word, event.state.reason.text)
             if event.state.phase in _ENDED:
                 self.ended[run] = event.state
+
+
+def _answered(ask: b.MakePlan | b.FormReplicas | b.ConsiderPlan, graph: bytes) -> b.Event:
+    if isinstance(ask, b.MakePlan):
+        return plan_answer(ask, graph)
+    return form_answer(ask, graph) if isinstance(ask, b.FormReplicas) else consider(ask, graph)

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from ...dag.plan.plan import PeerId
 from ...net.identity.signing import SignatureError
@@ -51,11 +52,5 @@ def known_member(peer: PeerId, run: str, round_: int) -> SecureMember:
 
 
 def _drawn(seed: str) -> Callable[[int], bytes]:
-    drawn = 0
-
-    def draw(size: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return hashlib.shake_256(f"{seed}\0{drawn}".encode()).digest(size)
-
-    return draw
+    numbers = count(1)
+    return lambda size: hashlib.shake_256(f"{seed}\0{next(numbers)}".encode()).digest(size)

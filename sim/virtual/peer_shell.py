@@ -144,11 +144,6 @@ class PeerShell:
             self.control = None
             self.handle(p.Detached(why))
 
-    def _connect(self) -> None:
-        if self.control is not None:
-            self.control.end_here("the peer attaches anew")
-        self.control = self.world.dial_broker(self)
-
     def _tell(self, message: broker_pb2.PeerMessage) -> None:
         self.world.note(self.name, "says", message.WhichOneof("kind"))
         if self.control is not None:
@@ -264,7 +259,9 @@ class PeerShell:
             case p.SendProbe(key, size_bytes):
                 self._send(key, probe_payload(size_bytes))
             case p.Connect():
-                self._connect()
+                if self.control is not None:
+                    self.control.end_here("the peer attaches anew")
+                self.control = world.dial_broker(self)
             case p.Tell(message):
                 self._tell(message)
             case p.SetTimer(name, at):

@@ -94,7 +94,9 @@ class PeerWork:
         try:
             done = self.device.compute(wanted.step, action)
         except DataError as error:
-            self._compute_failed(wanted, error)
+            of = wanted.run, wanted.term, wanted.step, action
+            failed = p.ComputeFailed(*of, said_of(error), code_of_action(error))
+            self.task.begin(OVERHEAD_S, lambda: self._handle(failed))
             return
         copies_s = max(0.0, self._copies_until - began)
         seconds = copies_s + self._pace.seconds(action) * self.stretch
@@ -115,12 +117,6 @@ class PeerWork:
             self._handle(answer)
 
         self.task.begin(seconds, ended)
-
-    def _compute_failed(self, wanted: p.Compute, error: DataError) -> None:
-        why, code = said_of(error), code_of_action(error)
-        failed = p.ComputeFailed(wanted.run, wanted.term, wanted.step, wanted.action, why, code)
-
-        self.task.begin(OVERHEAD_S, lambda: self._handle(failed))
 
     def _build(self, wanted: p.Build) -> None:
         """Build the stages; what they fetch comes from the broker's place, in one request."""

@@ -36,18 +36,14 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.cost.play import max_min
-from .clock import Bucket
+from .clock import Bucket, VirtualClock
 from .wan_flows import Call, Pair, WanFlow
-
-if TYPE_CHECKING:
-    from .clock import VirtualClock
 
 __all__ = ["MOST_EXACT", "PACKET_BYTES", "Wan", "rounds_lost"]
 

@@ -34,7 +34,7 @@ from shoal.proto import broker_pb2
 from shoal.sim.faults.faults import Faults
 from shoal.sim.modelled.modelled import shorter
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.monitor.violation import Broken, Shortest, Violation, shortest
+from shoal.sim.monitor.violation import Broken, Violation, shortest
 from shoal.sim.scenario.sentences import (
     Fault,
     broker_restart,
@@ -368,7 +368,7 @@ def explain(
     blobs: Mapping[str, bytes],
     folder: Path,
     **options: Any,
-) -> Shortest:
+) -> Violation:
     """Finds the fewest faults and steps with which a world that fails still does. `options` as of
     `play`. Raises ValueError for one that does not fail."""
 

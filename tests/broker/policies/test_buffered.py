@@ -111,7 +111,7 @@ def test_so_many_train_at_a_time_and_none_at_two_peers(seed: int, most: int) -> 
     for work in going.values():
         work.behind -= 1  # as it was in the round before
     policy = policy_of([3] * CLIENTS, max_staleness=most)
-    found = policy.work(view_of({}).run, fresh, 0.0, [*going.values()])
+    found = policy.work(view_of({}).run, fresh, 0.0, [*going.values()], lambda peers: None)
     older = {w.replica: w for w in found if w.replica in going}
     assert older.keys() == going.keys()
     for n, work in older.items():

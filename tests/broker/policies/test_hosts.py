@@ -81,7 +81,7 @@ class Hosts:
 
     def kept(self) -> dict[int, int]:
         """By host, how many numbers it is to send."""
-        work = self.policy.work(self.run, range(HOSTS), 0.0, network=links)
+        work = self.policy.work(self.run, range(HOSTS), 0.0, (), links)
         return {w.replica: w.kept[0] for w in work}
 
     def shown(self, seconds: dict[int, float], took_s: float = 1e3, sent: int = 10**9) -> Any:
@@ -137,7 +137,7 @@ def test_a_lie_about_an_upload_does_what_the_same_lie_of_a_probe_does() -> None:
 
     for rate in (1.0, 1e12):
         hosts, others = Hosts(), range(HOSTS - 1)
-        work = hosts.policy.work(hosts.run, range(HOSTS), 0.0, network=said)
+        work = hosts.policy.work(hosts.run, range(HOSTS), 0.0, (), said)
         probed = {w.replica: w.kept[0] for w in work}
         lie = HostLine(replica=4, term=1, bytes_per_s=rate, update_bytes_per_s=rate)
         lie.latency_s = LATENCY_S

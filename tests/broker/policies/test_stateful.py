@@ -12,7 +12,6 @@ from shoal.broker.policies.stateful import place_clients
 from shoal.broker.records.client_homes import ClientHomes
 from shoal.dag.rounds.cohorts import cohort_of, places_of, ranges_of, state_number
 from shoal.proto.broker_pb2 import RoundBegun, RoundDone, RoundMember, RoundWork
-from shoal.proto.journal_pb2 import RoundsKept
 
 CLIENTS, PER_ROUND, SEED = 9, 4, 5
 
@@ -79,9 +78,8 @@ def test_state_is_where_the_client_was_trained_last(rounds: list, shared: bool) 
         for n in members:
             for client in cohort_of(CLIENTS, SEED, number, places_of(work[n].cohort)):
                 has[client] = n, state_number(number, 2)
-        kept, again = RoundsKept(), ClientHomes(CLIENTS, SEED)
-        homes.keep(kept)
-        again.restore(kept)
+        again = ClientHomes(CLIENTS, SEED)
+        again.restore(homes.kept())
         for ledger in (homes, again):
             told = {c: (ledger.replica(c), ledger.trained(c)) for c in range(CLIENTS)}
             assert told == {c: has.get(c, (None, 0)) for c in range(CLIENTS)}

@@ -30,9 +30,7 @@ def test_a_line_is_the_median_of_the_newest_three_uploads_of_the_term(
     for round_ in rounds:
         lines.done(RoundDone(lines=round_))
         told += round_
-        kept = RoundsKept()
-        lines.keep(kept)
-        lines = HostLines()
+        kept, lines = lines.kept(), HostLines()
         lines.restore(RoundsKept.FromString(kept.SerializeToString()))
         for number in range(3):
             mine = [line for line in told if line.replica == number]

@@ -159,7 +159,7 @@ def test_a_world_that_fails_is_shortened_to_what_it_takes(lab: Any) -> None:
         found = explain(drawn, lab.spec, lab.blobs, folder, device=Ghosts(), losses=lab.ghosts)
     assert [fault.do for fault in found.faults] == ["flap"]
     assert found.faults[0].at_step < found.steps < STEPS
-    assert f"still so with {found.steps} steps and flap " in str(found.violation)
+    assert f"still so with {found.steps} steps and flap " in str(found)
 
 
 def test_a_shorter_run_is_the_same_run_with_fewer_steps(lab: Any) -> None:

@@ -69,16 +69,18 @@ class Play:
     def attempt(self, number: int, members: list[PeerId]) -> None:
         self.journal = number, members, False
         broker = self.broker = Unmasking(members)
-        told, sealed = [self.members[m].key for m in members], None
+        told = [self.members[m].key for m in members]
         for m in self.there(members):
             self.moment()
             dealt = self.members[m].deal(number, told)
             self.moment()
-            sealed = broker.dealt(m, dealt) if m not in self.dead else None
+            if m not in self.dead:
+                broker.dealt(m, dealt)
         given = {}
         for m in self.there(members):
             self.moment()
             given[m] = self.members[m].masked(PART, self.values[m])
+        sealed = broker.sealed
         if sealed is None or not broker.goes_on(self.there(members)):
             return
         total = torch.stack([given[m] for m in members]).sum(0)
@@ -96,12 +98,12 @@ class Play:
         self, number: int, members: list[PeerId]
     ) -> tuple[list[PeerId], dict[PeerId, list[int]]] | None:
         broker = self.broker = self.broker or Unmasking(members, begun=True)
-        masks = None
         for m in self.there(members):
             self.moment()
             if m not in self.dead:
                 self.asked.setdefault(m, set()).add(number)
-                masks = broker.revealed(m, self.members[m].reveal(number)) or masks
+                broker.revealed(m, self.members[m].reveal(number))
+        masks = broker.masks
         if masks is None:
             assert not broker.goes_on(self.there(members))
             return None
@@ -162,11 +164,13 @@ def test_of_a_round_there_is_one_sum_or_none(count: int, faults: list[tuple[int,
 def test_it_begins_when_all_hold_and_gives_masks_when_enough_revealed() -> None:
     a, b, c, stranger = (PeerId(n) for n in ("a", "b", "c", "x"))
     found = Unmasking([c, a, b])
-    assert found.dealt(a, {b: b"ab"}) is None
-    assert found.dealt(stranger, {}) is None
+    found.dealt(a, {b: b"ab"})
+    found.dealt(stranger, {})
     assert found.waited_for == [b, c], "who has not dealt"
-    assert found.dealt(b, {}) is None
-    sealed = found.dealt(c, {b: b"cb"})
+    found.dealt(b, {})
+    assert found.sealed is None
+    found.dealt(c, {b: b"cb"})
+    sealed = found.sealed
     assert sealed is not None
     assert sealed[b] == {a: b"ab", b: b"", c: b"cb"}
     assert not found.holds(a)
