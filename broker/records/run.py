@@ -77,7 +77,7 @@ class RunRecord:
 
     @property
     def of_rounds(self) -> RoundRecord:
-        """Its rounds, of one that has some."""
+        """Rounds of a run that has some."""
         assert self.rounds is not None, f"run {self.id} has no rounds"
         return self.rounds
 

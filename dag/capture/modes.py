@@ -81,7 +81,7 @@ def without_values(module: nn.Module, on_meta: bool) -> Iterator[dict[str, Tenso
 def given_without_values(
     inputs: Mapping[str, Tensor], samples: int, on_meta: bool
 ) -> dict[str, Tensor]:
-    """So many samples for a forward `without_values`, like these inputs."""
+    """Return so many samples, like these inputs, for a forward `without_values`."""
     return {
         name: torch.empty(
             (samples, *t.shape[1:]), dtype=t.dtype, device="meta" if on_meta else t.device

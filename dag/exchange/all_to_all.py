@@ -40,7 +40,7 @@ class AllToAll(Collective):
 
 
 def _owners(members: Members) -> dict[PeerId, int]:
-    """Who adds up something, and how much relative to the others."""
+    """Return who adds up something, and how much relative to the others."""
     peers = members.participants
     weights = members.weights if any(members.weights) else [1] * len(peers)
     return {peer: weight for peer, weight in zip(peers, weights, strict=True) if weight}

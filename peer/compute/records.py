@@ -275,7 +275,7 @@ def _read(data: memoryview) -> tuple[dict[str, Tensor], Mapping[str, str]]:
 
 
 def _notes(metadata: Mapping[str, str]) -> dict[str, _Note]:
-    """What is noted of coded tensors, by name."""
+    """Return what is noted of coded tensors, by name."""
     found: dict[str, _Note] = json.loads(metadata.get(_CODED, "{}"))
     return found
 

@@ -97,7 +97,7 @@ class Candidate:
         return tuple(dict.fromkeys(s.peer for s in shares))
 
     def with_peers(self, other: Mapping[int, int]) -> Candidate:
-        """The same with others in the places of some peers, but for its sums."""
+        """Return the candidate with others in the places of some peers, but for its sums."""
         return replace(
             self,
             pipelines=tuple(
@@ -109,7 +109,7 @@ class Candidate:
         )
 
     def recomputing(self, value: bool) -> Candidate:
-        """The same with all shares computing their forward again, or none."""
+        """Return the candidate with all shares computing their forward again, or none."""
         return replace(
             self,
             pipelines=tuple(tuple(replace(s, recompute=value) for s in p) for p in self.pipelines),

@@ -408,7 +408,8 @@ class CostModel:
         estimate: StepEstimate,
         alternatives: Sequence[Alternative],
     ) -> Prediction:
-        """What is expected of a structure with these peers, by number. `estimate`: of its step."""
+        """Return what is expected of a structure with these peers, by number. `estimate`: of its
+        step."""
         edge, crossing = [0] * len(peers), self.chain.crossing_bytes
         for (i, k), live in structure.peak_live.items():
             slot = structure.plan.stages[k]
