@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from ...planner.service.process import MOST_ANSWER_BYTES
 from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
+    BlobRange,
     BrokerMessage,
     CohortChoice,
     DataAnswer,
@@ -44,7 +45,7 @@ from ...proto.broker_pb2 import (
     WatchRequest,
 )
 from ...proto.common_pb2 import BlobRef
-from ..access.admission import AdmissionError, CallRefusedError
+from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
@@ -67,9 +68,7 @@ from .blobs_service import BlobsService
 from .calls import (
     MalformedError,
     parsed,
-    read,
     refuse,
-    refuse_stream,
     stream_handler,
     unary_handler,
 )
@@ -132,7 +131,7 @@ def add_services(
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
         "Attach": {
-            "Attach": stream_handler(attach.attach, BrokerMessage),
+            "Attach": stream_handler(guard, "Attach.Attach", attach.attach, BrokerMessage),
         },
         "Runs": {
             "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
@@ -145,11 +144,11 @@ def add_services(
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
-            "Watch": stream_handler(runs.watch, RunEvent),
+            "Watch": stream_handler(guard, "Runs.Watch", runs.watch, RunEvent, WatchRequest),
         },
         "Blobs": {
-            "Store": stream_handler(blobs.store, BlobRef),
-            "Fetch": stream_handler(blobs.fetch, BlobPiece),
+            "Store": stream_handler(guard, "Blobs.Store", blobs.store, BlobRef),
+            "Fetch": stream_handler(guard, "Blobs.Fetch", blobs.fetch, BlobPiece, BlobRange),
             "Have": unary("Blobs.Have", blobs.have, BlobQuery, BlobQuery),
         },
     }
@@ -179,15 +178,7 @@ class AttachService:
         self._often = RateLimiter(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
-    async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        with ExitStack() as call:
-            try:
-                caller = call.enter_context(self._guard.call("Attach.Attach", context))
-            except AdmissionError as error:
-                await refuse_stream(context, self._guard, error)
-            await self._attached(caller, context)
-
-    async def _attached(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
+    async def attach(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
@@ -349,15 +340,7 @@ class RunsService:
         asked = partial(DataAsked, name=wanted.name, options=wanted.options, by=by)
         return await self._shell.ask(asked, DataAnswer)
 
-    async def watch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        try:
-            with self._guard.call("Runs.Watch", context) as caller:
-                wanted = await read(context, self._guard, "Runs.Watch", caller, WatchRequest)
-                await self._watch(wanted, caller, context)
-        except CallRefusedError as error:
-            await refuse(context, self._guard, error)
-
-    async def _watch(
+    async def watch(
         self, request: WatchRequest, caller: Party | None, context: ServicerContext[Any, Any]
     ) -> None:
         run, at, end = RunId(request.run), request.from_event, math.inf
