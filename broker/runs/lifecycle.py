@@ -398,7 +398,7 @@ class Lifecycle:
             text = f"term {term}: the run is in term {record.term}"
         elif member.run != record.id or member.state != "assigned":
             text = f"the peer is {member.state} for {member.run or 'no run'}"
-        elif what != "fault" and member.id not in self.context.term.spans:
+        elif what != "fault" and member.id not in self.context.term.holders:
             text = "the peer holds no stage"
         elif record.phase not in phases:
             text = f"the run is {Phase.Name(record.phase)}"
