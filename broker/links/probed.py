@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...dag.plan.plan import PeerId
+from ...net.knocks import TokenBucket
 from ..membership.member import Member
 from .links import Caps, Links
 
@@ -24,26 +25,12 @@ _HOUR_S = 3600.0
 _SHARE = 0.01
 
 
-class Allowance:
+class Allowance(TokenBucket):
     """What probes may take of a link that trains: in any window of W seconds at most
-    `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
+    `share` · bandwidth · W + one smallest probe, in bytes. Pure accounting."""
 
-    def __init__(self, bytes_per_s: float, *, burst: int = SMALLEST_BYTES) -> None:
-        self.rate = _SHARE * bytes_per_s
-        self.burst = burst
-        self._tokens = float(burst)
-        self._at = -math.inf
-
-    def take(self, size_bytes: int, now: float) -> bool:
-        """Whether so many bytes may go now; they count from then on."""
-        if now > self._at:
-            passed = now - self._at
-            self._tokens = min(self.burst, self._tokens + self.rate * passed)
-            self._at = now
-        if size_bytes > self._tokens:
-            return False
-        self._tokens -= size_bytes
-        return True
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(SMALLEST_BYTES, _SHARE * bytes_per_s)
 
 
 @dataclass(eq=False)
