@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from ..net.identity.names import OWNER
 from ..planner.requests.requirements import read_spec
-from ..planner.requests.run_spec import RunSpecError
+from ..planner.requests.run_spec import HASH, RunSpecError
 from ..proto.broker_pb2 import (
     Cohort,
     Description,
@@ -44,7 +42,6 @@ __all__ = ["ClientRequests", "choose"]
 
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
-_BLOB = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 5
 """Unknown clients that a refusal names."""
 
@@ -192,7 +189,7 @@ def _told(run: Run, now: float) -> RunState:
     state.left_s = run.record.left_s(now)
     for reason in (state.reason, *(r.reason for r in state.replicas)):
         if reason.text:
-            reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", reason.text)
+            reason.text = HASH.sub(lambda name: f"{name[0][:12]}…", reason.text)
     return state
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +75,7 @@ from .calls import (
 from .door.public import PublicAddress
 from .door.reach import Reach, came_from
 from .door.relay import Relay
-from .needed import lacking_shards
+from .needed import blobs_of, lacking_shards
 from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class RunsService:
         _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
         shell = self._shell
-        refs = [ref for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        refs = [ref for ref in blobs_of(spec) if HASH.fullmatch(ref.hash)]
         named = dict.fromkeys(ref.hash for ref in refs)
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
@@ -374,18 +374,3 @@ def _check_size(spec: RunSpec) -> None:
         check_size(spec)
     except RunSpecError as error:
         raise RejectedError("INVALID_ARGUMENT", str(error)) from None
-
-
-def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
-    yield spec.graph
-    if spec.HasField("core_graph"):
-        yield spec.core_graph
-    if spec.HasField("data"):
-        yield spec.data
-    yield from spec.client_data
-    if spec.HasField("recipe"):
-        yield spec.recipe
-    for file in spec.weights:
-        yield file.blob
-    for saved in spec.resumed.files:
-        yield saved.blob
