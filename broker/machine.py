@@ -212,13 +212,9 @@ class BrokerMachine:
                 return self.data.asked(event, now)
             case WatchAsked():
                 return self.clients.watch(event)
-            case PlanReady():
-                return self.placing.planned(self.registry.changing(event.replica), event, now)
-            case ReplicasFormed():
-                first = self.registry.changing(event.replica)
-                return self.placing.formed(first, event, self.registry.formed, now)
-            case PlanFailed():
-                return self.placing.unplanned(self.registry.changing(event.replica), event, now)
+            case PlanReady() | ReplicasFormed() | PlanFailed():
+                replica = self.registry.changing(event.replica)
+                return self.placing.answered(replica, event, self.registry.formed, now)
             case PlanConsidered():
                 return self.reconsidering.answered(
                     self.registry.changing(event.replica), event, now
