@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -128,9 +128,7 @@ class Clients:
         now.loss[at], now.seconds[at] = told.losses, told.seconds
 
     def _candidates(self, number: int) -> Candidates:
-        now = {f.name: getattr(self._now, f.name) for f in fields(Candidates)}
-        for name, value in now.items():
-            if isinstance(value, np.ndarray):
-                now[name] = value.copy()
-                now[name].setflags(write=False)
-        return Candidates(**(now | {"round": number}))
+        arrays = {n: a.copy() for n, a in vars(self._now).items() if isinstance(a, np.ndarray)}
+        for array in arrays.values():
+            array.setflags(write=False)
+        return replace(self._now, round=number, **arrays)

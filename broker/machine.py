@@ -70,6 +70,7 @@ from .events import (
     TimerFired,
     WasAway,
     WatchAsked,
+    ignored,
 )
 from .journal.decided import DurableState
 from .links.probing import Probing
@@ -366,12 +367,11 @@ class BrokerMachine:
             if self.members.drained(member, about):
                 free = Log("peer_free", (("peer", member.id), ("run", about)))
                 return [free, self.members.timer_of(member)]  # the run's lease may have been longer
-            text = f"the peer is {member.state} for {member.run or 'no run'}"
-            return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
+            why = f"the peer is {member.state} for {member.run or 'no run'}"
+            return [ignored(kind, member.id, why)]
         replica = self.registry.changing(about)
         if replica is None:
-            no = ("why", f"the run {clean(about, 60)!r} is not known")
-            return [Log("message_ignored", (("message", str(kind)), ("peer", member.id), no))]
+            return [ignored(str(kind), member.id, f"the run {clean(about, 60)!r} is not known")]
         replica.sound(member, message)
         if kind in ("round", "round_answer"):
             rounds, number = self.registry.rounds.get(replica.record.run.id), replica.record.number

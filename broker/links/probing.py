@@ -27,7 +27,7 @@ from itertools import chain
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import BrokerMessage, LinkReport, Probe
-from ..events import Instruction, Log, SetTimer, Tell
+from ..events import Instruction, Log, SetTimer, Tell, ignored
 from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
@@ -399,5 +399,4 @@ def _unmeasured(peer: PeerId, other: PeerId, why: str) -> Log:
 
 
 def _ignored(peer: PeerId, other: PeerId, why: str) -> Log:
-    text = f"link to {clean(other, 60)!r}: {why}"
-    return Log("message_ignored", (("message", "link"), ("peer", peer), ("why", text)))
+    return ignored("link", peer, f"link to {clean(other, 60)!r}: {why}")

@@ -42,7 +42,7 @@ from ...proto.broker_pb2 import (
     Welcome,
 )
 from ...proto.common_pb2 import Reason
-from ..events import CloseStream, Instruction, Log, ReplicaId, SetTimer, StreamId, Tell
+from ..events import CloseStream, Instruction, Log, ReplicaId, SetTimer, StreamId, Tell, ignored
 from ..options import BrokerOptions
 from .bounds import sound
 from .member import Member, clean, dial, problem_of
@@ -360,8 +360,8 @@ class Membership:
         """Take what a member's device was measured to do in the pool in the place of what its Hello
         said, and of what steps have shown of that."""
         if member.run is not None:
-            no = ("why", f"it works for {member.run}: expected in the pool only")
-            return [Log("message_ignored", (("message", "measured"), ("peer", member.id), no))]
+            why = f"it works for {member.run}: expected in the pool only"
+            return [ignored("measured", member.id, why)]
         member.profile.speeds.CopyFrom(speeds)
         member.profile.flops_per_s = speeds.product_flops_per_s
         member.correction, self.version = Correction(), self.version + 1
