@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +129,8 @@ class Clients:
         now.loss[at], now.seconds[at] = told.losses, told.seconds
 
     def _candidates(self, number: int) -> Candidates:
-        arrays = {n: a.copy() for n, a in vars(self._now).items() if isinstance(a, np.ndarray)}
+        now: dict[str, Any] = vars(self._now)
+        arrays = {name: a.copy() for name, a in now.items() if isinstance(a, np.ndarray)}
         for array in arrays.values():
             array.setflags(write=False)
         return replace(self._now, round=number, **arrays)

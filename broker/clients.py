@@ -119,7 +119,7 @@ class ClientRequests:
                 out += run.cancel(now)
         except ValueError as error:
             return [Reject(request, "FAILED_PRECONDITION", str(error))]
-        if not run.active:
+        if not run.record.active:
             self._placing.closed(run.replicas)
         return [*out, Answer(request, run.state)]
 
@@ -136,7 +136,7 @@ class ClientRequests:
     def watch(self, event: WatchAsked) -> list[Instruction]:
         if refused := self._refused(event.request, event.run, event.by, "watch"):
             return [refused]
-        watched = self._registry.runs[event.run].watched(event.from_event)
+        watched = self._registry.runs[event.run].record.watched(event.from_event)
         return [Answer(event.request, watched)]
 
     def _refused(self, request: RequestId, run_id: RunId, by: str, wanted: str) -> Reject | None:

@@ -173,7 +173,7 @@ class BrokerMachine:
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
-        if self.placing.draining and not any(run.active for run in self.runs.values()):
+        if self.placing.draining and not any(r.active for r in self.decided.runs.values()):
             out.append(StopServing("no run is active"))
         record = self.decided.taken()
         return out if record is None else [Persist(record), *out]
@@ -236,10 +236,9 @@ class BrokerMachine:
         to be planned for peers that attach again."""
         self.decided.start(now)
         starts = self.decided.starts
-        self.members.started(starts)
         self.placing.started(starts, now)
-        self.probing.started(starts)
-        self.data.started(starts)
+        for part in (self.members, self.probing, self.data):
+            part.started(starts)
         out: list[Instruction] = []
         for replica in self.registry.all_changing(self.registry.replicas()):
             record = replica.record

@@ -36,7 +36,7 @@ class Allowance(TokenBucket):
 @dataclass(eq=False)
 class Probed:
     """A member. `tried`: until when a pair is not tried again; `sent`: (when, bytes) of its probes
-    of the last hour, `sent_bytes` of them together."""
+    of the last hour."""
 
     boot: tuple[str, int]
     address: str
@@ -44,7 +44,6 @@ class Probed:
     caps: Caps
     tried: dict[PeerId, float] = field(default_factory=dict)
     sent: deque[tuple[float, int]] = field(default_factory=deque)
-    sent_bytes: int = 0
     allowance: Allowance | None = None
 
     @classmethod
@@ -63,21 +62,18 @@ class Probed:
     def affords(self, size_bytes: int, most: int, now: float) -> bool:
         """Whether so many bytes more keep it within `most` of the last hour."""
         while self.sent and self.sent[0][0] <= now - _HOUR_S:
-            self.sent_bytes -= self.sent.popleft()[1]
-        return self.sent_bytes + size_bytes <= most
+            self.sent.popleft()
+        return sum(sent for _, sent in self.sent) + size_bytes <= most
 
     def reserve(self, size_bytes: int, now: float) -> None:
         """A probe of so many bytes begins."""
         self.sent.append((now, size_bytes))
-        self.sent_bytes += size_bytes
 
     def settle(self, size_bytes: int) -> None:
         """Replace the bytes set aside for a peer's last probe by those that it really sent."""
         if self.sent:
             at, reserved = self.sent.pop()
-            real = min(size_bytes, reserved)
-            self.sent.append((at, real))
-            self.sent_bytes += real - reserved
+            self.sent.append((at, min(size_bytes, reserved)))
 
     def takes(self, size_bytes: int, uplink: float, now: float) -> bool:
         """Whether so many bytes may go while it trains; they count from then on. `uplink`: bytes/s,

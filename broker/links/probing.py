@@ -372,7 +372,6 @@ class Probing:
             for peer in active.pair:
                 assert self._busy.get(peer) == number, f"{peer} is in two probes"
         assert all(n in self._active for n in self._busy.values())
-        assert all(known.sent_bytes >= 0 for known in self._peers.values())
         self.landmarks.validate()
 
     def __repr__(self) -> str:

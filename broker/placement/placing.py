@@ -52,8 +52,7 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .bad_formation import bad_formation
 from .datasets import lacks_data
-from .shares import shared
-from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
+from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, shared, suited
 
 __all__ = ["PoolScheduler"]
 

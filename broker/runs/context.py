@@ -28,7 +28,7 @@ from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
-from ..recovery.lost_time import shortened
+from ..records.work_ledger import shortened
 from ..recovery.returning import ReattachWindow
 from ..recovery.suspects import SuspectTracker
 from ..recovery.view import Pair

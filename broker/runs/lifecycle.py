@@ -50,13 +50,13 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Tell
 from ..membership.member import Member, clean
+from ..records.steps import ReplayedLosses
 from ..recovery.recover import Recover
 from ..recovery.view import Pair
 from ..snapshots.sets import SnapshotSet
 from .context import ReplicaContext, Term
 from .deadline import Deadline
 from .handover import PAUSE, Handover
-from .replays import ReplayedLosses
 from .snapshots import ReplicaSnapshots
 from .term import begin_term
 

@@ -73,9 +73,9 @@ from .calls import (
     unary_handler,
 )
 from .door.public import PublicAddress
-from .door.reach import Reach, came_from
-from .door.relay import Relay
+from .door.reach import came_from
 from .needed import blobs_of, lacking_shards
+from .secured import Secured
 from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
@@ -114,18 +114,16 @@ def server_options() -> list[tuple[str, int]]:
 def add_services(
     server: grpc.aio.Server,
     shell: Shell,
-    guard: Guard | None = None,
-    relay: Relay | None = None,
-    reach: Reach | None = None,
+    secured: Secured | None = None,
     public: PublicAddress | None = None,
     *,
     ways: Callable[[str, str, str], None] | None = None,
 ) -> None:
-    """Registers all three services. `guard` None: everybody may call everything; `reach` None:
-    addresses are taken as the peers say them; `public` None: none was named; `ways` gets the ways
-    into the swarm that peers offer, with the IP address and the id of who does."""
-    guard = guard or Guard()
-    attach = AttachService(shell, guard, relay, reach, public, ways)
+    """Registers all three services. `secured` None: everybody may call everything, and addresses
+    are taken as the peers say them; `public` None: none was named; `ways` gets the ways into the
+    swarm that peers offer, with the IP address and the id of who does."""
+    guard = Guard() if secured is None else secured.guard
+    attach = AttachService(shell, guard, secured, public, ways)
     runs = RunsService(shell, guard, public)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
@@ -164,17 +162,12 @@ class AttachService:
         self,
         shell: Shell,
         guard: Guard,
-        relay: Relay | None,
-        reach: Reach | None,
+        secured: Secured | None,
         public: PublicAddress | None,
         ways: Callable[[str, str, str], None] | None,
     ) -> None:
-        self._shell = shell
-        self._public = public
-        self._ways = ways
-        self._guard = guard
-        self._relay = relay
-        self._reach = reach
+        self._shell, self._guard, self._secured = shell, guard, secured
+        self._public, self._ways = public, ways
         self._often = RateLimiter(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
@@ -193,16 +186,16 @@ class AttachService:
                 return False
             return outbox.put(BrokerMessage(relayed=Relayed(ticket=ticket)))
 
-        if self._relay is not None and caller is not None:
-            self._relay.here(caller.subject, tell)
+        if self._secured is not None and caller is not None:
+            self._secured.relay.here(caller.subject, tell)
         try:
             while (message := await outbox.take()) is not None:
                 await context.write(message)
             if reader.done() and isinstance(why := reader.exception(), AdmissionError):
                 await refuse(context, self._guard, why)
         finally:
-            if self._relay is not None and caller is not None:
-                self._relay.gone(caller.subject, tell)
+            if self._secured is not None and caller is not None:
+                self._secured.relay.gone(caller.subject, tell)
             reader.cancel()
             (end,) = await asyncio.gather(reader, return_exceptions=True)
             refused = isinstance(end, AdmissionError)
@@ -242,11 +235,12 @@ class AttachService:
                     if self._ways is not None:
                         self._ways(said.way.multiaddr, came, caller.subject if caller else "")
                     continue
-                if self._reach is not None and caller is not None and said.HasField("hello"):
+                if self._secured and caller is not None and said.HasField("hello"):
                     hello = said.hello
                     mine = hello.peer == caller.subject  # else it is refused, and nobody dialled
                     address = hello.address if mine else ""
-                    hello.address = await self._reach.checked(caller.subject, address, came)
+                    reach = self._secured.reach
+                    hello.address = await reach.checked(caller.subject, address, came)
                 self._shell.post(PeerSaid(stream, said))
                 if said.HasField("hello") and self._public is not None:
                     question = self._public.question()

@@ -219,10 +219,6 @@ class SnapshotCatalog:
                 return False
         return True
 
-    def lying_at(self, peer: PeerId) -> tuple[tuple[int, int, PeerId], ...]:
-        """(step, term, holder) of what lies at a peer."""
-        return tuple((step, term, holder) for (step, term, _), holder in self._at.get(peer, ()))
-
     def __repr__(self) -> str:
         known = ", ".join(f"{s} (term {t})" for s, t, _ in sorted(self._known))
         return f"<SnapshotCatalog {known or 'none'}>"
