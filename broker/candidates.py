@@ -129,8 +129,8 @@ class Clients:
         now.loss[at], now.seconds[at] = told.losses, told.seconds
 
     def _candidates(self, number: int) -> Candidates:
-        now: dict[str, Any] = vars(self._now)
-        arrays = {name: a.copy() for name, a in now.items() if isinstance(a, np.ndarray)}
+        now = vars(self._now)
+        arrays: dict[str, Any] = {n: a.copy() for n, a in now.items() if isinstance(a, np.ndarray)}
         for array in arrays.values():
             array.setflags(write=False)
         return replace(self._now, round=number, **arrays)

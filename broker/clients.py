@@ -109,12 +109,9 @@ class ClientRequests:
         out: list[Instruction] = []
         self._registry.all_changing(run.replicas)
         try:
-            if wanted == "pause":
-                out += run.pause(now)
-            elif wanted == "resume":
-                out += run.unpause(now)
-            elif wanted == "finish":
-                out += run.finish(now)
+            if wanted != "cancel":
+                wishes = {"pause": run.pause, "resume": run.unpause, "finish": run.finish}
+                out += wishes[wanted](now)
             elif not run.ended:
                 out += run.cancel(now)
         except ValueError as error:
