@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,9 +129,8 @@ class Clients:
         now.loss[at], now.seconds[at] = told.losses, told.seconds
 
     def _candidates(self, number: int) -> Candidates:
-        now = {f.name: getattr(self._now, f.name) for f in fields(Candidates)}
-        for name, value in now.items():
-            if isinstance(value, np.ndarray):
-                now[name] = value.copy()
-                now[name].setflags(write=False)
-        return Candidates(**(now | {"round": number}))
+        now = vars(self._now)
+        arrays: dict[str, Any] = {n: a.copy() for n, a in now.items() if isinstance(a, np.ndarray)}
+        for array in arrays.values():
+            array.setflags(write=False)
+        return replace(self._now, round=number, **arrays)

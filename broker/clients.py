@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from ..net.identity.names import OWNER
 from ..planner.requests.requirements import read_spec
-from ..planner.requests.run_spec import RunSpecError
+from ..planner.requests.run_spec import HASH, RunSpecError
 from ..proto.broker_pb2 import (
     Cohort,
     Description,
@@ -44,7 +42,6 @@ __all__ = ["ClientRequests", "choose"]
 
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
-_BLOB = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 5
 """Unknown clients that a refusal names."""
 
@@ -112,17 +109,14 @@ class ClientRequests:
         out: list[Instruction] = []
         self._registry.all_changing(run.replicas)
         try:
-            if wanted == "pause":
-                out += run.pause(now)
-            elif wanted == "resume":
-                out += run.unpause(now)
-            elif wanted == "finish":
-                out += run.finish(now)
+            if wanted != "cancel":
+                wishes = {"pause": run.pause, "resume": run.unpause, "finish": run.finish}
+                out += wishes[wanted](now)
             elif not run.ended:
                 out += run.cancel(now)
         except ValueError as error:
             return [Reject(request, "FAILED_PRECONDITION", str(error))]
-        if not run.active:
+        if not run.record.active:
             self._placing.closed(run.replicas)
         return [*out, Answer(request, run.state)]
 
@@ -139,7 +133,7 @@ class ClientRequests:
     def watch(self, event: WatchAsked) -> list[Instruction]:
         if refused := self._refused(event.request, event.run, event.by, "watch"):
             return [refused]
-        watched = self._registry.runs[event.run].watched(event.from_event)
+        watched = self._registry.runs[event.run].record.watched(event.from_event)
         return [Answer(event.request, watched)]
 
     def _refused(self, request: RequestId, run_id: RunId, by: str, wanted: str) -> Reject | None:
@@ -192,7 +186,7 @@ def _told(run: Run, now: float) -> RunState:
     state.left_s = run.record.left_s(now)
     for reason in (state.reason, *(r.reason for r in state.replicas)):
         if reason.text:
-            reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", reason.text)
+            reason.text = HASH.sub(lambda name: f"{name[0][:12]}…", reason.text)
     return state
 
 

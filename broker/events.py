@@ -298,6 +298,11 @@ class Log:
     level: Literal["info", "warning"] = "info"
 
 
+def ignored(what: str, peer: PeerId, why: str) -> Log:
+    """The line on a peer's message that has no effect."""
+    return Log("message_ignored", (("message", what), ("peer", peer), ("why", why)))
+
+
 @dataclass(frozen=True, slots=True)
 class StopServing:
     """Nothing is left to do after a DrainAsked or StopAsked: the daemon may end."""

@@ -70,6 +70,7 @@ from .events import (
     TimerFired,
     WasAway,
     WatchAsked,
+    ignored,
 )
 from .journal.decided import DurableState
 from .links.probing import Probing
@@ -172,7 +173,7 @@ class BrokerMachine:
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
-        if self.placing.draining and not any(run.active for run in self.runs.values()):
+        if self.placing.draining and not any(r.active for r in self.decided.runs.values()):
             out.append(StopServing("no run is active"))
         record = self.decided.taken()
         return out if record is None else [Persist(record), *out]
@@ -212,13 +213,9 @@ class BrokerMachine:
                 return self.data.asked(event, now)
             case WatchAsked():
                 return self.clients.watch(event)
-            case PlanReady():
-                return self.placing.planned(self.registry.changing(event.replica), event, now)
-            case ReplicasFormed():
-                first = self.registry.changing(event.replica)
-                return self.placing.formed(first, event, self.registry.formed, now)
-            case PlanFailed():
-                return self.placing.unplanned(self.registry.changing(event.replica), event, now)
+            case PlanReady() | ReplicasFormed() | PlanFailed():
+                replica = self.registry.changing(event.replica)
+                return self.placing.answered(replica, event, self.registry.formed, now)
             case PlanConsidered():
                 return self.reconsidering.answered(
                     self.registry.changing(event.replica), event, now
@@ -239,10 +236,9 @@ class BrokerMachine:
         to be planned for peers that attach again."""
         self.decided.start(now)
         starts = self.decided.starts
-        self.members.started(starts)
         self.placing.started(starts, now)
-        self.probing.started(starts)
-        self.data.started(starts)
+        for part in (self.members, self.probing, self.data):
+            part.started(starts)
         out: list[Instruction] = []
         for replica in self.registry.all_changing(self.registry.replicas()):
             record = replica.record
@@ -370,12 +366,11 @@ class BrokerMachine:
             if self.members.drained(member, about):
                 free = Log("peer_free", (("peer", member.id), ("run", about)))
                 return [free, self.members.timer_of(member)]  # the run's lease may have been longer
-            text = f"the peer is {member.state} for {member.run or 'no run'}"
-            return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
+            why = f"the peer is {member.state} for {member.run or 'no run'}"
+            return [ignored(kind, member.id, why)]
         replica = self.registry.changing(about)
         if replica is None:
-            no = ("why", f"the run {clean(about, 60)!r} is not known")
-            return [Log("message_ignored", (("message", str(kind)), ("peer", member.id), no))]
+            return [ignored(str(kind), member.id, f"the run {clean(about, 60)!r} is not known")]
         replica.sound(member, message)
         if kind in ("round", "round_answer"):
             rounds, number = self.registry.rounds.get(replica.record.run.id), replica.record.number

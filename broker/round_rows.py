@@ -144,20 +144,15 @@ class RoundRow:
         return {
             "round": self.round,
             "attempt": self.attempt,
-            "members": [_of(m) for m in self.members],
-            "left_out": [_of(m) for m in self.left_out],
+            "members": [_numbers(m, _LOCAL) for m in self.members],
+            "left_out": [_numbers(m, _LOCAL) for m in self.left_out],
             "joined": list(self.joined),
             **({} if self.pairs is None else {"pairs": [list(pair) for pair in self.pairs]}),
             "step": self.step,
             "samples": self.samples,
             "samples_committed": self.samples_before + self.samples,
-            "loss": self.loss,
-            "drift": self.drift,
-            "sent_bytes": self.sent_bytes,
-            "waited_s": self.waited_s,
-            "exchange_s": self.exchange_s,
-            "seconds": self.seconds,
-            **({} if self.uploads is None else {"uploads": _uploads(self.uploads)}),
+            **_numbers(self, _ROUND),
+            **({} if self.uploads is None else {"uploads": _numbers(self.uploads, _UPLOADS)}),
             **(self._of_clients() if self.asked else {}),
         }
 
@@ -176,18 +171,13 @@ class RoundRow:
         }
 
 
-def _uploads(sent: ClientUploads) -> dict[str, object]:
-    return {
-        "clients": sent.clients,
-        "bytes": sent.bytes,
-        "least_ratio": sent.least_ratio,
-        "most_ratio": sent.most_ratio,
-        "seconds": sent.seconds,
-    }
+_UPLOADS = ("clients", "bytes", "least_ratio", "most_ratio", "seconds")
+_LOCAL = ("replica", "steps", "samples", "loss")
+_ROUND = ("loss", "drift", "sent_bytes", "waited_s", "exchange_s", "seconds")
 
 
-def _of(m: Local) -> dict[str, object]:
-    return {"replica": m.replica, "steps": m.steps, "samples": m.samples, "loss": m.loss}
+def _numbers(of: object, names: Sequence[str]) -> dict[str, object]:
+    return {name: getattr(of, name) for name in names}
 
 
 class RoundRows:

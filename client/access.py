@@ -31,6 +31,7 @@ from ..net.identity.enroll import (
     EnrollError,
     NotAdmittedError,
     channel_options,
+    channel_to,
     enroll,
     renew,
     shown_by,
@@ -78,12 +79,7 @@ class Access:
         return grpc.secure_channel(self.address, self._credential.for_channel(), options=both)
 
     def aio_channel(self) -> grpc.aio.Channel:
-        if self._credential is None:
-            return grpc.aio.insecure_channel(self.address, options=proxy_options(self.address))
-        options = channel_options(self.address)
-        return grpc.aio.secure_channel(
-            self.address, self._credential.for_channel(), options=options
-        )
+        return channel_to(self.address, self._credential)
 
     def why_not(self) -> str:
         """What keeps it from a connection, found out by small steps; empty: nothing is found."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["hides_the_reason", "in_words", "is_reached", "pass_over_broken_streams", "take_first"]
 
 _HIDDEN = "Internal error from Core"
+_UP, _REFUSED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 async def take_first(context: ServicerContext[Any, Any], within_s: float) -> None:
@@ -30,15 +31,15 @@ async def take_first(context: ServicerContext[Any, Any], within_s: float) -> Non
             await context.read()
 
 
-async def is_reached(channel: grpc.aio.Channel) -> bool:
+async def is_reached(channel: grpc.aio.Channel, within_s: float) -> bool:
     """Whether a connection came up. A refused one is known at once, without gRPC's own retries."""
     state = channel.get_state(try_to_connect=True)
-    while state is not grpc.ChannelConnectivity.READY:
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            return False
-        await channel.wait_for_state_change(state)
-        state = channel.get_state()
-    return True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while state not in (_UP, _REFUSED):
+                await channel.wait_for_state_change(state)
+                state = channel.get_state()
+    return state is _UP
 
 
 def hides_the_reason(error: AioRpcError) -> bool:

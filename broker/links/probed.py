@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...dag.plan.plan import PeerId
+from ...net.knocks import TokenBucket
 from ..membership.member import Member
 from .links import Caps, Links
 
@@ -24,32 +25,18 @@ _HOUR_S = 3600.0
 _SHARE = 0.01
 
 
-class Allowance:
+class Allowance(TokenBucket):
     """What probes may take of a link that trains: in any window of W seconds at most
-    `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
+    `share` · bandwidth · W + one smallest probe, in bytes. Pure accounting."""
 
-    def __init__(self, bytes_per_s: float, *, burst: int = SMALLEST_BYTES) -> None:
-        self.rate = _SHARE * bytes_per_s
-        self.burst = burst
-        self._tokens = float(burst)
-        self._at = -math.inf
-
-    def take(self, size_bytes: int, now: float) -> bool:
-        """Whether so many bytes may go now; they count from then on."""
-        if now > self._at:
-            passed = now - self._at
-            self._tokens = min(self.burst, self._tokens + self.rate * passed)
-            self._at = now
-        if size_bytes > self._tokens:
-            return False
-        self._tokens -= size_bytes
-        return True
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(SMALLEST_BYTES, _SHARE * bytes_per_s)
 
 
 @dataclass(eq=False)
 class Probed:
     """A member. `tried`: until when a pair is not tried again; `sent`: (when, bytes) of its probes
-    of the last hour, `sent_bytes` of them together."""
+    of the last hour."""
 
     boot: tuple[str, int]
     address: str
@@ -57,7 +44,6 @@ class Probed:
     caps: Caps
     tried: dict[PeerId, float] = field(default_factory=dict)
     sent: deque[tuple[float, int]] = field(default_factory=deque)
-    sent_bytes: int = 0
     allowance: Allowance | None = None
 
     @classmethod
@@ -76,21 +62,18 @@ class Probed:
     def affords(self, size_bytes: int, most: int, now: float) -> bool:
         """Whether so many bytes more keep it within `most` of the last hour."""
         while self.sent and self.sent[0][0] <= now - _HOUR_S:
-            self.sent_bytes -= self.sent.popleft()[1]
-        return self.sent_bytes + size_bytes <= most
+            self.sent.popleft()
+        return sum(sent for _, sent in self.sent) + size_bytes <= most
 
     def reserve(self, size_bytes: int, now: float) -> None:
         """A probe of so many bytes begins."""
         self.sent.append((now, size_bytes))
-        self.sent_bytes += size_bytes
 
     def settle(self, size_bytes: int) -> None:
         """Replace the bytes set aside for a peer's last probe by those that it really sent."""
         if self.sent:
             at, reserved = self.sent.pop()
-            real = min(size_bytes, reserved)
-            self.sent.append((at, real))
-            self.sent_bytes += real - reserved
+            self.sent.append((at, min(size_bytes, reserved)))
 
     def takes(self, size_bytes: int, uplink: float, now: float) -> bool:
         """Whether so many bytes may go while it trains; they count from then on. `uplink`: bytes/s,

@@ -27,7 +27,7 @@ from itertools import chain
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import BrokerMessage, LinkReport, Probe
-from ..events import Instruction, Log, SetTimer, Tell
+from ..events import Instruction, Log, SetTimer, Tell, ignored
 from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
@@ -372,7 +372,6 @@ class Probing:
             for peer in active.pair:
                 assert self._busy.get(peer) == number, f"{peer} is in two probes"
         assert all(n in self._active for n in self._busy.values())
-        assert all(known.sent_bytes >= 0 for known in self._peers.values())
         self.landmarks.validate()
 
     def __repr__(self) -> str:
@@ -399,5 +398,4 @@ def _unmeasured(peer: PeerId, other: PeerId, why: str) -> Log:
 
 
 def _ignored(peer: PeerId, other: PeerId, why: str) -> Log:
-    text = f"link to {clean(other, 60)!r}: {why}"
-    return Log("message_ignored", (("message", "link"), ("peer", peer), ("why", text)))
+    return ignored("link", peer, f"link to {clean(other, 60)!r}: {why}")

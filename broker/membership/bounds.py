@@ -64,22 +64,32 @@ _REAL = (
 
 def sound(profile: Profile) -> tuple[str, ...]:
     """Bounds the numbers of a profile in place; a sentence for each that was changed."""
-    who = f"peer {profile.name}" if profile.name else "the peer"
-    notes: list[str] = []
+    who, notes = named(profile), list[str]()
     for key, highest, what in _WHOLE:
         if (said := getattr(profile, key)) > highest:
             setattr(profile, key, highest)
             notes.append(f"{who} reports {said} of {what}: clamped to {highest}")
     for key, least, most, what in _REAL:
         value = getattr(profile, key)
-        if value == 0:
-            continue
-        taken = min(max(value, least), most) if math.isfinite(value) and value > 0 else 0.0
-        if taken != value:
+        if (
+            taken := bounded(value, least, most, f"{who} reports {value:g} {what}", notes)
+        ) != value:
             setattr(profile, key, taken)
-            to = f"clamped to {taken:g}" if taken else "not taken"
-            notes.append(f"{who} reports {value:g} {what}: {to}")
     return tuple(notes)
+
+
+def named(profile: Profile) -> str:
+    """Whom a note for people is about."""
+    return f"peer {profile.name}" if profile.name else "the peer"
+
+
+def bounded(value: float, least: float, most: float, said: str, notes: list[str]) -> float:
+    """A number as it is taken: 0 where it was not said, or is none. A sentence is added to `notes`
+    where that is another one than was `said`."""
+    taken = min(max(value, least), most) if math.isfinite(value) and value > 0 else 0.0
+    if taken != value:
+        notes.append(f"{said}: {f'clamped to {taken:g}' if taken else 'not taken'}")
+    return taken
 
 
 def sound_report(report: StepReport) -> None:

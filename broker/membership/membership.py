@@ -32,6 +32,7 @@ from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import (
     Availability,
     BrokerMessage,
+    DialOrder,
     Hello,
     Holding,
     Leave,
@@ -41,10 +42,10 @@ from ...proto.broker_pb2 import (
     Welcome,
 )
 from ...proto.common_pb2 import Reason
-from ..events import CloseStream, Instruction, Log, ReplicaId, SetTimer, StreamId, Tell
+from ..events import CloseStream, Instruction, Log, ReplicaId, SetTimer, StreamId, Tell, ignored
 from ..options import BrokerOptions
 from .bounds import sound
-from .member import Member, clean, problem_of
+from .member import Member, clean, dial, problem_of
 from .speeds import Correction, speeds_of
 
 __all__ = ["Lost", "Membership"]
@@ -102,6 +103,20 @@ class Membership:
         """A new generation of a link: they only grow, over all runs, probes and starts."""
         self._dials += 1
         return self._dials
+
+    def reach(self, a: Member, b: Member) -> bool:
+        """Whether two can have a link."""
+        return dial(a, b, self.options.relays) is not None
+
+    def dial(self, a: PeerId, b: PeerId) -> tuple[PeerId, DialOrder] | None:
+        """Say which of two that shall have a link dials, with its order; the first one, if both
+        can. None when neither can be dialled, and nothing is relayed."""
+        way = dial(self.members[a], self.members[b], self.options.relays)
+        if way is None:
+            return None
+        source, target, address = way
+        order = DialOrder(peer=target.id, address=address, generation=self.next_dial())
+        return source.id, order
 
     # ------------------------------------------------------------ streams
 
@@ -345,8 +360,8 @@ class Membership:
         """Take what a member's device was measured to do in the pool in the place of what its Hello
         said, and of what steps have shown of that."""
         if member.run is not None:
-            no = ("why", f"it works for {member.run}: expected in the pool only")
-            return [Log("message_ignored", (("message", "measured"), ("peer", member.id), no))]
+            why = f"it works for {member.run}: expected in the pool only"
+            return [ignored("measured", member.id, why)]
         member.profile.speeds.CopyFrom(speeds)
         member.profile.flops_per_s = speeds.product_flops_per_s
         member.correction, self.version = Correction(), self.version + 1

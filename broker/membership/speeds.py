@@ -19,6 +19,7 @@ from statistics import median
 from ...dag.cost.speed import Speeds
 from ...planner.base.interface import DEFAULT_FLOPS_PER_S
 from ...proto.broker_pb2 import Profile, StepReport
+from .bounds import bounded, named
 
 __all__ = ["MOST_BYTES_PER_S", "MOST_FACTOR", "MOST_FLOPS_PER_S", "Correction", "speeds_of"]
 
@@ -54,30 +55,20 @@ _CLASSES = (
 def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
     """The speeds to plan with, and a sentence for each number that could not be taken as it is.
     Never raises: whatever a profile says, a peer can be planned for."""
-    who = f"peer {profile.name}" if profile.name else "the peer"
-    notes: list[str] = []
+    who, notes = named(profile), list[str]()
 
-    def bounded(value: float, most: float, what: str, unit: str) -> float | None:
-        """Within what a device can do; None: not said, or no number."""
-        if value == 0:
-            return None
-        if not math.isfinite(value) or value < 0:
-            notes.append(f"{who} reports {value:g} {unit} of {what}: not taken")
-            return None
-        if LEAST_PER_S <= value <= most:
-            return value
-        taken = min(max(value, LEAST_PER_S), most)
-        notes.append(f"{who} reports {value:g} {unit} of {what}: clamped to {taken:g}")
-        return taken
+    def speed(value: float, most: float, what: str, unit: str) -> float:
+        said = f"{who} reports {value:g} {unit} of {what}"
+        return bounded(value, LEAST_PER_S, most, said, notes)
 
     # What is said of matrix products stands for what is not said.
-    stated = bounded(profile.flops_per_s, MOST_FLOPS_PER_S, "compute", "FLOP/s")
-    found: dict[str, float | None] = {}
+    stated = speed(profile.flops_per_s, MOST_FLOPS_PER_S, "compute", "FLOP/s")
+    found: dict[str, float] = {}
     if profile.HasField("speeds"):
         for name, key, most, unit in _CLASSES:
-            found[name] = bounded(getattr(profile.speeds, key), most, name, unit)
+            found[name] = speed(getattr(profile.speeds, key), most, name, unit)
     base = found.get("product") or stated
-    if base is None:
+    if not base:
         base = DEFAULT_FLOPS_PER_S
         notes.append(f"{who} does not say how fast it computes: {base:g} FLOP/s are assumed")
     rest = Speeds.of_flops(base)

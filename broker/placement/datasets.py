@@ -26,7 +26,7 @@ from ...job.words import some_of
 from ...planner.requests.run_spec import HASH, MOST_LOCAL
 from ...proto.broker_pb2 import BrokerMessage, DataAnswer, Resolve, Resolved
 from ...proto.common_pb2 import Reason
-from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, SetTimer, Tell
+from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, SetTimer, Tell, ignored
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
@@ -199,8 +199,7 @@ class DataSets:
         asked = self._asks.pop(message.number, None)
         if asked is None or asked[:2] != (member.id, member.joined):
             text = f"ask {message.number} is not open for this peer"
-            fields = (("message", "resolved"), ("peer", member.id), ("why", text))
-            return [Log("message_ignored", fields)]
+            return [ignored("resolved", member.id, text)]
         answer = Resolved()
         answer.CopyFrom(message)
         names = answer.local

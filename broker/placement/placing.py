@@ -43,7 +43,7 @@ from ..events import (
     SetTimer,
 )
 from ..links.probing import Probing
-from ..membership.member import Member, dial
+from ..membership.member import Member
 from ..membership.membership import Membership
 from ..policies.pairs.measuring import tournament
 from ..policies.segments import Replicated, meeting
@@ -52,8 +52,7 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .bad_formation import bad_formation
 from .datasets import lacks_data
-from .shares import shared
-from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
+from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, shared, suited
 
 __all__ = ["PoolScheduler"]
 
@@ -127,16 +126,10 @@ class PoolScheduler:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.run.requirements.priority})"
                 out += life.waits("queue", text, now)
-            elif isinstance(verdict := self._consider(replica, now), WaitReason):
+            elif isinstance(verdict := self._consider(replica, replicas, now), WaitReason):
                 out += life.waits(verdict.code, verdict.reason, now)
                 out += [*self._wakes(replica, now), *self._reclaimed(replica, replicas, now)]
                 ahead = replica if verdict.blocks else None
-            elif self._nothing_new(replica, _over(replica, replicas, verdict)):
-                lack = self._lacks[replica.id]
-                waits = lack.waits(suited(replica, self.members, now))
-                out += life.waits(waits.code, waits.reason, now)
-                out += [*self._wakes(replica, now), *self._reclaimed(replica, replicas, now)]
-                ahead = replica if waits.blocks else None
             elif self.planning is not None:
                 out += life.waits("queue", f"waits for the plan of run {self.planning}", now)
                 ahead = replica
@@ -145,8 +138,7 @@ class PoolScheduler:
                 out += [*life.waits("probing", text, now), SetTimer("plan", until)]
                 self._wake_at, ahead = until, replica
             else:
-                mine = _over(replica, replicas, verdict)
-                out += self._ask(replica, mine, now)
+                out += self._ask(replica, _over(replica, replicas, verdict), now)
                 ahead = replica
         return out
 
@@ -193,11 +185,17 @@ class PoolScheduler:
         everybody = self.members.members.values()
         return any(m.state == "draining" and m.run == replica.id for m in everybody)
 
-    def _consider(self, replica: Replica, now: float) -> Offered | WaitReason:
+    def _consider(
+        self, replica: Replica, replicas: Sequence[Replica], now: float
+    ) -> Offered | WaitReason:
         verdict = consider(replica, self.members, now)
+        if isinstance(verdict, Offered):
+            verdict = lacks_data(replica, self.members, now) or verdict
         if isinstance(verdict, WaitReason):
             return verdict
-        return lacks_data(replica, self.members, now) or verdict
+        if self._nothing_new(replica, _over(replica, replicas, verdict)):
+            return self._lacks[replica.id].waits(suited(replica, self.members, now))
+        return verdict
 
     def _measured_at(self, replica: Replica, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""
@@ -234,38 +232,41 @@ class PoolScheduler:
             MakePlan(replica.id, self._versions, replica.record.spec, offers, network, before),
         ]
 
-    def _answered(
-        self, replica: Replica | None, event: PlanReady | ReplicasFormed | PlanFailed
-    ) -> Replica | None:
-        """The run that this answers, no longer asked for; None for an answer nobody waits for."""
-        if replica is None or replica.id != self.planning:
-            return None
-        if replica.lifecycle.asked != event.version:
-            return None
+    def answered(
+        self,
+        replica: Replica | None,
+        event: PlanReady | ReplicasFormed | PlanFailed,
+        decide: Callable[[RunId, Formation, float], tuple[Run, Publish]],
+        now: float,
+    ) -> list[Instruction]:
+        """What a planner found for a run. `decide`: has it remember which replicas there are."""
+        awaited = replica is not None and replica.id == self.planning
+        if replica is None or not awaited or replica.lifecycle.asked != event.version:
+            return [_dropped(event, "nobody waits for it")]
         self.planning = replica.lifecycle.asked = None
         self._changes += 1
-        return replica
+        match event:
+            case PlanReady():
+                return self._planned(replica, event, now)
+            case ReplicasFormed():
+                return self._formed(replica, event, decide, now)
+            case PlanFailed():
+                return self._unplanned(replica, event, now)
 
-    def planned(self, found: Replica | None, event: PlanReady, now: float) -> list[Instruction]:
-        replica = self._answered(found, event)
-        if replica is None:
-            return [_dropped(event, "nobody waits for it")]
+    def _planned(self, replica: Replica, event: PlanReady, now: float) -> list[Instruction]:
         instead = self._unusable(replica, event, now)
         if instead is None:
             instead = self._measured_first(replica, event, _pairs(event), 1, now)
         return _begin(replica, event, now) if instead is None else instead
 
-    def formed(
+    def _formed(
         self,
-        found: Replica | None,
+        first: Replica,
         event: ReplicasFormed,
         decide: Callable[[RunId, Formation, float], tuple[Run, Publish]],
         now: float,
     ) -> list[Instruction]:
-        """All replicas of a run begin at once. `decide`: has the run remember which there are."""
-        first = self._answered(found, event)
-        if first is None:
-            return [_dropped(event, "nobody waits for it")]
+        """All replicas of a run begin at once."""
         for made in event.plans:
             if (instead := self._unusable(first, made, now)) is not None:
                 return instead
@@ -304,8 +305,8 @@ class PoolScheduler:
         if gone:
             # `place` runs behind every event and asks again over the peers that are there now.
             return [_dropped(event, f"{', '.join(gone)} left the pool meanwhile")]
-        members, relays = self.members.members, self.probing.options.relays
-        mute = [f"{a} and {b}" for a, b in pairs if dial(members[a], members[b], relays) is None]
+        here, reach = self.members.members, self.members.reach
+        mute = [f"{a} and {b}" for a, b in pairs if not reach(here[a], here[b])]
         if mute:
             text = (
                 f"no side of {mute[0]} can be dialled: neither announced an address, and this "
@@ -338,10 +339,7 @@ class PoolScheduler:
             return False
         return replica.lifecycle.offered.get(peer) == (member.boot, member.counter)
 
-    def unplanned(self, found: Replica | None, event: PlanFailed, now: float) -> list[Instruction]:
-        replica = self._answered(found, event)
-        if replica is None:
-            return [_dropped(event, "nobody waits for it")]
+    def _unplanned(self, replica: Replica, event: PlanFailed, now: float) -> list[Instruction]:
         life = replica.lifecycle
         heals = event.code in ("peers", "memory")
         others = any(m.id not in life.offered for m in suited(replica, self.members, now))

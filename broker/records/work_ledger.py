@@ -7,6 +7,7 @@ hand it out know of ranges; others ask who has work, how much of it there is, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from copy import deepcopy
 
@@ -21,7 +22,7 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import RoundsKept
 
-__all__ = ["WorkLedger", "first_of", "handed_out"]
+__all__ = ["WorkLedger", "first_of", "handed_out", "shortened"]
 
 
 def _size(work: RoundWork) -> int:
@@ -277,4 +278,26 @@ def _closed(work: RoundWork) -> RoundWork:
     """The work of a replica that was left out: nothing of what it makes ahead counts."""
     found = deepcopy(work)
     found.steps, found.ahead = work.steps + work.ahead, 0
+    return found
+
+
+def shortened(work: RoundWork, least: int, late_s: float, step_s: float, waiting: int) -> RoundWork:
+    """Return the work without its last steps; their samples are handed out again with a later
+    round. `late_s`: seconds by which it would end behind the others, of whom `waiting` wait. A step
+    more is left out as long as that costs less than all of them waiting for it. `least`: so many
+    steps it has made already. Work that overlaps with that of another round stays as it is, and so
+    do clients, who are trained to their end or not at all."""
+    found = RoundWork()
+    found.CopyFrom(work)
+    if not (late_s > 0 and step_s > 0 and waiting) or work.ahead or work.late or work.cohort:
+        return found
+    most = math.ceil(late_s / step_s - 1 / waiting)
+    steps = max(1, least, work.steps - max(0, most))
+    if steps >= work.steps:
+        return found
+    count = sum(s.count for s in work.samples) // work.steps * steps
+    del found.samples[:]
+    found.samples.extend(first_of(work.samples, count))
+    found.planned = work.planned or work.steps
+    found.steps = steps
     return found

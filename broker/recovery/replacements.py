@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ..membership.member import Member, dial
+from ..membership.member import Member
 from ..snapshots.keepers import fits
 from .view import View
 
@@ -74,7 +74,7 @@ def _reached(view: View, member: Member, old: PeerId, found: Mapping[PeerId, Pee
         if old in pair:
             other = pair[0] if pair[1] == old else pair[1]
             there = view.members.members.get(found.get(other, other))
-            if there is not None and dial(member, there, view.run.options.relays) is None:
+            if there is not None and not view.members.reach(member, there):
                 return False
     return True
 
@@ -82,10 +82,10 @@ def _reached(view: View, member: Member, old: PeerId, found: Mapping[PeerId, Pee
 def unreached(view: View, rebuilt: Iterable[PeerId], lost: Container[PeerId]) -> str:
     """Between whom there is no way, of holders that give blocks of their stages and the ones that
     make lost stages from them; empty: none is missing."""
-    members, relays = view.members.members, view.run.options.relays
+    members = view.members.members
     for new in rebuilt:
         for peer in view.plan.peers:
-            if peer not in lost and dial(members[peer], members[new], relays) is None:
+            if peer not in lost and not view.members.reach(members[peer], members[new]):
                 return f"there is no way between {members[peer].label} and {members[new].label}"
     return ""
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import PlanReport, PlanWithReport
-from ...proto.broker_pb2 import Renamed, Resume, SnapshotTransfer, Span
-from ..snapshots.sets import SnapshotSet
+from ...proto.broker_pb2 import Renamed, Resume, SnapshotTransfer
+from ..snapshots.sets import SnapshotSet, spans_of, spans_to_proto
 
 __all__ = ["block_transfers", "resume", "substituted", "transfers"]
 
@@ -48,11 +48,10 @@ def transfers(found: SnapshotSet, plan: Plan) -> tuple[SnapshotTransfer, ...]:
     """What of a set each holder of the plan lacks, and who gives it: somebody with a part in the
     plan where there is one. Those that only keep it come last."""
     out: list[SnapshotTransfer] = []
-    part = (*plan.peers, *plan.warm)
+    part, spans = (*plan.peers, *plan.warm), spans_of(plan)
     given = dict.fromkeys(part, 0)
     for peer in plan.peers:
-        spans = [(plan.stages[k].start, plan.stages[k].stop) for k in plan.stages_of(peer)]
-        for holder in found.overlapping(spans):
+        for holder in found.overlapping(spans[peer]):
             have, where = found.where[holder]
             if peer in where:
                 continue
@@ -64,7 +63,7 @@ def transfers(found: SnapshotSet, plan: Plan) -> tuple[SnapshotTransfer, ...]:
                     holder=holder,
                     source=source,
                     destination=peer,
-                    spans=[Span(start=a, stop=b) for a, b in have],
+                    spans=spans_to_proto(have),
                 )
             )
     return tuple(out)
@@ -75,16 +74,13 @@ def block_transfers(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[SnapshotTran
     still has, the first of its holders gives to each of them. Which blocks these are is known to
     those that have the graph."""
     alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
-    givers = dict.fromkeys(holders[0] for holders in alive if holders)
+    givers, spans = dict.fromkeys(h[0] for h in alive if h), spans_of(plan)
     return tuple(
         SnapshotTransfer(
             holder=giver,
             source=giver,
             destination=peer,
-            spans=[
-                Span(start=plan.stages[k].start, stop=plan.stages[k].stop)
-                for k in plan.stages_of(giver)
-            ],
+            spans=spans_to_proto(spans[giver]),
         )
         for peer in rebuilt
         for giver in givers

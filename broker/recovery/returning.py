@@ -19,43 +19,41 @@ class ReattachWindow:
     """The holders that are awaited, each until its lease ends on the broker's clock."""
 
     def __init__(self, peers: Iterable[PeerId] = (), until: float = math.inf) -> None:
-        self._until = dict.fromkeys(peers, until)
-        self._why = dict.fromkeys(self._until, "")
+        self._awaited = dict.fromkeys(peers, (until, ""))
 
     def __repr__(self) -> str:
-        return f"<ReattachWindow: {', '.join(self._why)} until {self.until:g} s>"
+        return f"<ReattachWindow: {', '.join(self._awaited)} until {self.until:g} s>"
 
     def __bool__(self) -> bool:
         """Whether somebody is awaited."""
-        return bool(self._why)
+        return bool(self._awaited)
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._why
+        return peer in self._awaited
 
     @property
     def until(self) -> float:
         """When the first of their leases ends."""
-        return min(self._until.values(), default=math.inf)
+        return min((until for until, _ in self._awaited.values()), default=math.inf)
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Peers that are not back yet."""
-        return tuple(self._why)
+        return tuple(self._awaited)
 
     @property
     def broken(self) -> dict[PeerId, str]:
         """Peers of these whose stream broke, and how."""
-        return {peer: why for peer, why in self._why.items() if why}
+        return {peer: why for peer, (_, why) in self._awaited.items() if why}
 
     def wait_for(self, peer: PeerId, until: float, why: str) -> None:
         """For this one too, whose stream broke."""
-        self._until[peer], self._why[peer] = until, why
+        self._awaited[peer] = until, why
 
     def back(self, peer: PeerId) -> None:
         """Note that a peer came, with the replica or without it."""
-        del self._until[peer], self._why[peer]
+        del self._awaited[peer]
 
     def allow(self, seconds: float) -> None:
         """The broker itself stood still for so long."""
-        for peer in self._until:
-            self._until[peer] += seconds
+        self._awaited = {p: (until + seconds, why) for p, (until, why) in self._awaited.items()}

@@ -8,7 +8,6 @@ from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import part_elements
 from ...dag.rounds.wiring import claims_due, segment_of
 from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
-from ..membership.member import dial
 from ..membership.membership import Membership
 from ..policies.round_view import ExchangeGroup
 from ..policies.segments import Replicated, provable, segments, sliced
@@ -153,14 +152,9 @@ class ExchangePlanner:
         pair, terms = frozenset((peer, other)), tuple(made[p].term for p in sorted((peer, other)))
         known = self._dials.get(pair)
         if known is None or known[0] != terms:
-            members = self._members.members
-            a, b = members[min(pair)], members[max(pair)]
-            way = dial(a, b, self._run.submitted.options.relays)
-            if way is None:
+            if (way := self._members.dial(min(pair), max(pair))) is None:
                 return
-            source, target, address = way
-            order = DialOrder(peer=target.id, address=address, generation=self._members.next_dial())
-            known = self._dials[pair] = (terms, source.id, order)
+            known = self._dials[pair] = (terms, *way)
         _, source_id, order = known
         if source_id == peer:
             made[peer].dials.append(order)

@@ -28,7 +28,7 @@ from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
-from ..recovery.lost_time import shortened
+from ..records.work_ledger import shortened
 from ..recovery.returning import ReattachWindow
 from ..recovery.suspects import SuspectTracker
 from ..recovery.view import Pair
@@ -68,13 +68,9 @@ class Term:
     reached: dict[tuple[PeerId, str], Reached] = field(default_factory=dict)
 
     @cached_property
-    def spans(self) -> dict[PeerId, list[tuple[int, int]]]:
-        """By holder, those of its stages."""
-        found: dict[PeerId, list[tuple[int, int]]] = {}
-        for stage in self.plan.stages if self.plan else ():
-            for holder in stage.holders:
-                found.setdefault(holder, []).append((stage.start, stage.stop))
-        return found
+    def holders(self) -> frozenset[PeerId]:
+        """Peers that hold a stage."""
+        return frozenset(self.plan.peers if self.plan else ())
 
     def expects(self, peer: PeerId, step: int) -> PeerPrediction | None:
         """What the plan expects of a peer in a step; None of a full one, as predictions are of the

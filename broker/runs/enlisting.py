@@ -22,7 +22,6 @@ from ...dag.schedule.slices import PlanSlices
 from ...proto.broker_pb2 import DialOrder, Keeper, RunEvent
 from ...proto.common_pb2 import Reason
 from ..events import Instruction
-from ..membership.member import dial
 from ..records.submitted import SubmittedRun
 from ..snapshots.keepers import choose_keepers
 from .context import ReplicaContext
@@ -78,7 +77,6 @@ class KeeperSearch:
             (*here, *free),
             members,
             wish,
-            run.options.relays,
             lambda m: context.rank(m, now),
             unreliable,
         )
@@ -99,14 +97,10 @@ class KeeperSearch:
         own: dict[PeerId, DialOrder] = {}
         others: dict[PeerId, list[DialOrder]] = {p: [] for p in new}
         for k in keepers:
-            way = dial(
-                members.members[k.holder], members.members[k.peer], context.run.options.relays
-            )
-            if k.peer not in new or way is None:
+            if k.peer not in new or (way := members.dial(k.holder, k.peer)) is None:
                 continue
-            source, target, address = way
-            order = DialOrder(peer=target.id, address=address, generation=members.next_dial())
-            if source.id == k.holder:
+            source, order = way
+            if source == k.holder:
                 own[k.holder] = order
             else:
                 others[k.peer].append(order)

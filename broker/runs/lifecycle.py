@@ -50,13 +50,13 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Tell
 from ..membership.member import Member, clean
+from ..records.steps import ReplayedLosses
 from ..recovery.recover import Recover
 from ..recovery.view import Pair
 from ..snapshots.sets import SnapshotSet
 from .context import ReplicaContext, Term
 from .deadline import Deadline
 from .handover import PAUSE, Handover
-from .replays import ReplayedLosses
 from .snapshots import ReplicaSnapshots
 from .term import begin_term
 
@@ -398,7 +398,7 @@ class Lifecycle:
             text = f"term {term}: the run is in term {record.term}"
         elif member.run != record.id or member.state != "assigned":
             text = f"the peer is {member.state} for {member.run or 'no run'}"
-        elif what != "fault" and member.id not in self.context.term.spans:
+        elif what != "fault" and member.id not in self.context.term.holders:
             text = "the peer holds no stage"
         elif record.phase not in phases:
             text = f"the run is {Phase.Name(record.phase)}"

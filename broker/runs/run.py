@@ -8,7 +8,7 @@ from itertools import chain
 from ...dag.plan.plan import PeerId
 from ...job.words import count_of
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunFinishing, RunState
-from ..events import Instruction, RunId, Watched
+from ..events import Instruction, RunId
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
@@ -58,15 +58,8 @@ class Run:
         return self.record.rounds is not None
 
     @property
-    def active(self) -> bool:
-        return self.record.active
-
-    @property
     def state(self) -> RunState:
         return self.record.state
-
-    def watched(self, start: int) -> Watched:
-        return self.record.watched(start)
 
     def pause(self, now: float) -> list[Instruction]:
         """Raises ValueError when it cannot be paused."""

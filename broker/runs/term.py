@@ -31,7 +31,7 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
-from ..membership.member import Member, dial
+from ..membership.member import Member
 from ..policies.policies import policy_of
 from ..recovery.recover import Recover
 from ..recovery.resume import resume, transfers
@@ -178,7 +178,6 @@ def _dials(
 ) -> tuple[dict[PeerId, list[DialOrder]], dict[PeerId, list[PeerId]]]:
     """By peer, whom it dials, and with whom it has links, whoever dials. Of each pair the one that
     stands first does, or the one that can."""
-    members, relays = context.members, context.run.options.relays
     orders: dict[PeerId, list[DialOrder]] = {p: [] for p in context.parts}
     near: dict[PeerId, list[PeerId]] = {p: [] for p in context.parts}
     links: dict[frozenset[PeerId], Pair] = {}
@@ -189,11 +188,9 @@ def _dials(
     for a, b in links.values():
         near[a].append(b)
         near[b].append(a)
-        way = dial(members.members[a], members.members[b], relays)
+        way = context.members.dial(a, b)
         if way is not None:  # the planner's pairs are looked at before
-            source, target, address = way
-            order = DialOrder(peer=target.id, address=address, generation=members.next_dial())
-            orders[source.id].append(order)
+            orders[way[0]].append(way[1])
     return orders, near
 
 
@@ -213,7 +210,6 @@ def _with_keepers(
         (*warm, *context.spares(planned.plan.peers)),
         context.members,
         run.requirements.recovery.spares,
-        run.options.relays,
         lambda m: context.rank(m, now),
         snapshots.unreliable,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -16,11 +15,10 @@ from ...proto.broker_pb2 import (
     BlobRange,
 )
 from ...proto.common_pb2 import BlobRef
-from ..access.admission import AdmissionError, CallRefusedError
 from ..access.guard import Guard
 from ..access.limits import MOST_PIECE_BYTES
 from .blobs import BlobStoreError, Upload
-from .calls import MalformedError, read, refuse, refuse_stream
+from .calls import MalformedError
 from .shell import Shell
 
 if TYPE_CHECKING:
@@ -46,15 +44,8 @@ class BlobsService:
         self._disk = shell.disk
         self._sweeper = shell.sweeper
 
-    async def store(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        with ExitStack() as call:
-            try:
-                caller = call.enter_context(self._guard.call("Blobs.Store", context))
-            except AdmissionError as error:
-                await refuse_stream(context, self._guard, error)
-            await context.write(await self._stored(caller, context))
-
-    async def _stored(self, caller: Party | None, context: ServicerContext[Any, Any]) -> BlobRef:
+    async def store(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
+        """Takes a blob, and answers with what it was stored as."""
         loop = asyncio.get_running_loop()
         run = loop.run_in_executor
         by = caller.subject if caller else ""
@@ -81,7 +72,7 @@ class BlobsService:
                             raise
                         upload = await self._begin(ref, piece.offset, by)
                     if upload is None:
-                        return ref
+                        break
                     await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
                 assert upload is not None, "a ref came, so an upload began"
                 if piece.offset != upload.written or len(content) > MOST_PIECE_BYTES:
@@ -94,14 +85,13 @@ class BlobsService:
                     await run(self._disk, upload.write, content)
                 if upload.written - before >= min(LEAST_BYTES, upload.size - before):
                     since, before = loop.time(), upload.written
-            if upload is None:
+            if not ref.hash:
                 raise BlobStoreError(
                     "INVALID_ARGUMENT", "an upload without a piece: no blob was named"
                 )
-            await run(self._disk, upload.finish)
-            return ref
-        except CallRefusedError as error:
-            await refuse(context, self._guard, error)
+            if upload is not None:  # else it is here already
+                await run(self._disk, upload.finish)
+            await context.write(ref)
         finally:
             if upload is not None:
                 upload.stop()  # keeps what came for the next try; nothing after a finish
@@ -125,21 +115,15 @@ class BlobsService:
             beginning.add_done_callback(_stop_begun)
             raise
 
-    async def fetch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            with self._guard.call("Blobs.Fetch", context) as caller:
-                span = await read(context, self._guard, "Blobs.Fetch", caller, BlobRange)
-                at = span.offset
-                pieces = await run(
-                    self._disk, self._store.read, span.hash, at, span.length, PIECE_BYTES
-                )
-                while (data := await run(self._disk, next, pieces, None)) is not None:
-                    self._guard.still(caller)
-                    await context.write(BlobPiece(offset=at, data=data))
-                    at += len(data)
-        except CallRefusedError as error:
-            await refuse(context, self._guard, error)
+    async def fetch(
+        self, span: BlobRange, caller: Party | None, context: ServicerContext[Any, Any]
+    ) -> None:
+        run, at = asyncio.get_running_loop().run_in_executor, span.offset
+        pieces = await run(self._disk, self._store.read, span.hash, at, span.length, PIECE_BYTES)
+        while (data := await run(self._disk, next, pieces, None)) is not None:
+            self._guard.still(caller)
+            await context.write(BlobPiece(offset=at, data=data))
+            at += len(data)
 
     async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
         if len(query.blobs) > MOST_QUERIED:

@@ -219,9 +219,27 @@ async def refuse_stream(
     await refuse(context, guard, error)
 
 
-def stream_handler(behave: Callable[[Any, Any], Awaitable[None]], answer: type[Message]) -> Any:
-    """gRPC's handler of a call whose messages `behave` reads and writes; see the module."""
-    return grpc.stream_stream_rpc_method_handler(behave, None, answer.SerializeToString)
+def stream_handler(
+    guard: Guard,
+    method: str,
+    behave: Callable[..., Awaitable[None]],
+    answer: type[Message],
+    request: type[Message] | None = None,
+) -> Any:
+    """gRPC's handler of SERVICE.METHOD. `behave` gets who calls and what it reads and writes by;
+    where the call has one message, a `request`, that comes before them."""
+
+    async def call(_: Any, context: ServicerContext[Any, Any]) -> None:
+        refusing = refuse if request else refuse_stream
+        try:
+            with guard.call(method, context) as caller:
+                refusing = refuse
+                said = (await read(context, guard, method, caller, request),) if request else ()
+                await behave(*said, caller, context)
+        except CallRefusedError as error:
+            await refusing(context, guard, error)
+
+    return grpc.stream_stream_rpc_method_handler(call, None, answer.SerializeToString)
 
 
 def unary_handler(
@@ -233,17 +251,13 @@ def unary_handler(
 ) -> Any:
     """gRPC's handler of SERVICE.METHOD; `behave` gets the message and who sends it."""
 
-    async def call(_: Any, context: ServicerContext[Any, Any]) -> None:
+    async def call(message: Any, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
         try:
-            with guard.call(method, context) as caller:
-                message = await read(context, guard, method, caller, request)
-                answered = await behave(message, caller)
-                guard.still(caller)  # what took long is for nobody who was kicked meanwhile
-                await context.write(answered)
-        except CallRefusedError as error:
-            await refuse(context, guard, error)
+            answered = await behave(message, caller)
         except SurroundingsError as error:
             why = f"the broker cannot do that on its host now: {error}"
-            await refuse(context, guard, AdmissionError("RESOURCE_EXHAUSTED", why))
+            raise AdmissionError("RESOURCE_EXHAUSTED", why) from None
+        guard.still(caller)  # what took long is for nobody who was kicked meanwhile
+        await context.write(answered)
 
-    return stream_handler(call, answer)
+    return stream_handler(guard, method, call, answer, request)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ...net.web.places import origin_of
 from ...planner.requests.requirements import read_spec
 from ...planner.requests.run_spec import HASH, RunSpecError
 from ...proto.broker_pb2 import RunSpec
+from ...proto.common_pb2 import BlobRef
 from ..records.run import RunRecord
 from .blobs import BlobStore, BlobStoreError
 
@@ -41,11 +42,8 @@ def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
         kept = [c for replica in run.replicas for c in replica.checkpoints.kept]
         manifests.update(ref.hash for ref in (spec.data, *spec.client_data))
         if not run.ended or kept:
-            blobs |= {spec.graph.hash, spec.core_graph.hash}
-            blobs |= {spec.recipe.hash} if spec.HasField("recipe") else set()
-            blobs.update(file.blob.hash for file in spec.weights)
+            blobs.update(ref.hash for ref in blobs_of(spec))
             manifests.update(file.blob.hash for file in spec.weights if file.sharded)
-            blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
@@ -54,6 +52,22 @@ def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
             manifests.update(file.blob.hash for file in found.starting if file.sharded)
             blobs |= {ref.hash for ref in (found.graph, found.recipe) if ref.hash}
     return blobs | manifests, manifests
+
+
+def blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
+    """Yields what a run is submitted with."""
+    yield spec.graph
+    if spec.HasField("core_graph"):
+        yield spec.core_graph
+    if spec.HasField("data"):
+        yield spec.data
+    yield from spec.client_data
+    if spec.HasField("recipe"):
+        yield spec.recipe
+    for file in spec.weights:
+        yield file.blob
+    for saved in spec.resumed.files:
+        yield saved.blob
 
 
 class Listing(NamedTuple):

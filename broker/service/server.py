@@ -251,10 +251,8 @@ class Broker:
         self.secured = secured
         public = PublicAddress(config.public) if config.public else None
         swarm = self.swarm
-        add_services(
-            *(self._server, self.shell, secured.guard, secured.relay, secured.reach, public),
-            ways=None if swarm is None else swarm.offered,
-        )
+        ways = None if swarm is None else swarm.offered
+        add_services(self._server, self.shell, secured, public, ways=ways)
         parts = self.shell, secured.admission, secured.guard
         add_admission(self._server, *parts, found=self._found, page=self._page_key)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)
@@ -364,7 +362,7 @@ class Broker:
         self.shell.post(DrainAsked())
         until = self.shell.now + self.config.drain_s
         while (left := until - self.shell.now) > 0:
-            active = sum(run.active for run in self.shell.machine.runs.values())
+            active = sum(run.active for run in self.shell.machine.decided.runs.values())
             log.warning(
                 "broker_drains left_s=%.0f active_runs=%d: Ctrl-C leaves at once", left, active
             )

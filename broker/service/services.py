@@ -9,8 +9,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from ...planner.service.process import MOST_ANSWER_BYTES
 from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
+    BlobRange,
     BrokerMessage,
     CohortChoice,
     DataAnswer,
@@ -44,7 +45,7 @@ from ...proto.broker_pb2 import (
     WatchRequest,
 )
 from ...proto.common_pb2 import BlobRef
-from ..access.admission import AdmissionError, CallRefusedError
+from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
@@ -67,16 +68,14 @@ from .blobs_service import BlobsService
 from .calls import (
     MalformedError,
     parsed,
-    read,
     refuse,
-    refuse_stream,
     stream_handler,
     unary_handler,
 )
 from .door.public import PublicAddress
-from .door.reach import Reach, came_from
-from .door.relay import Relay
-from .needed import lacking_shards
+from .door.reach import came_from
+from .needed import blobs_of, lacking_shards
+from .secured import Secured
 from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
@@ -115,24 +114,22 @@ def server_options() -> list[tuple[str, int]]:
 def add_services(
     server: grpc.aio.Server,
     shell: Shell,
-    guard: Guard | None = None,
-    relay: Relay | None = None,
-    reach: Reach | None = None,
+    secured: Secured | None = None,
     public: PublicAddress | None = None,
     *,
     ways: Callable[[str, str, str], None] | None = None,
 ) -> None:
-    """Registers all three services. `guard` None: everybody may call everything; `reach` None:
-    addresses are taken as the peers say them; `public` None: none was named; `ways` gets the ways
-    into the swarm that peers offer, with the IP address and the id of who does."""
-    guard = guard or Guard()
-    attach = AttachService(shell, guard, relay, reach, public, ways)
+    """Registers all three services. `secured` None: everybody may call everything, and addresses
+    are taken as the peers say them; `public` None: none was named; `ways` gets the ways into the
+    swarm that peers offer, with the IP address and the id of who does."""
+    guard = Guard() if secured is None else secured.guard
+    attach = AttachService(shell, guard, secured, public, ways)
     runs = RunsService(shell, guard, public)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
         "Attach": {
-            "Attach": stream_handler(attach.attach, BrokerMessage),
+            "Attach": stream_handler(guard, "Attach.Attach", attach.attach, BrokerMessage),
         },
         "Runs": {
             "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
@@ -145,11 +142,11 @@ def add_services(
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
-            "Watch": stream_handler(runs.watch, RunEvent),
+            "Watch": stream_handler(guard, "Runs.Watch", runs.watch, RunEvent, WatchRequest),
         },
         "Blobs": {
-            "Store": stream_handler(blobs.store, BlobRef),
-            "Fetch": stream_handler(blobs.fetch, BlobPiece),
+            "Store": stream_handler(guard, "Blobs.Store", blobs.store, BlobRef),
+            "Fetch": stream_handler(guard, "Blobs.Fetch", blobs.fetch, BlobPiece, BlobRange),
             "Have": unary("Blobs.Have", blobs.have, BlobQuery, BlobQuery),
         },
     }
@@ -165,29 +162,16 @@ class AttachService:
         self,
         shell: Shell,
         guard: Guard,
-        relay: Relay | None,
-        reach: Reach | None,
+        secured: Secured | None,
         public: PublicAddress | None,
         ways: Callable[[str, str, str], None] | None,
     ) -> None:
-        self._shell = shell
-        self._public = public
-        self._ways = ways
-        self._guard = guard
-        self._relay = relay
-        self._reach = reach
+        self._shell, self._guard, self._secured = shell, guard, secured
+        self._public, self._ways = public, ways
         self._often = RateLimiter(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
-    async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        with ExitStack() as call:
-            try:
-                caller = call.enter_context(self._guard.call("Attach.Attach", context))
-            except AdmissionError as error:
-                await refuse_stream(context, self._guard, error)
-            await self._attached(caller, context)
-
-    async def _attached(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
+    async def attach(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
@@ -202,16 +186,16 @@ class AttachService:
                 return False
             return outbox.put(BrokerMessage(relayed=Relayed(ticket=ticket)))
 
-        if self._relay is not None and caller is not None:
-            self._relay.here(caller.subject, tell)
+        if self._secured is not None and caller is not None:
+            self._secured.relay.here(caller.subject, tell)
         try:
             while (message := await outbox.take()) is not None:
                 await context.write(message)
             if reader.done() and isinstance(why := reader.exception(), AdmissionError):
                 await refuse(context, self._guard, why)
         finally:
-            if self._relay is not None and caller is not None:
-                self._relay.gone(caller.subject, tell)
+            if self._secured is not None and caller is not None:
+                self._secured.relay.gone(caller.subject, tell)
             reader.cancel()
             (end,) = await asyncio.gather(reader, return_exceptions=True)
             refused = isinstance(end, AdmissionError)
@@ -251,11 +235,12 @@ class AttachService:
                     if self._ways is not None:
                         self._ways(said.way.multiaddr, came, caller.subject if caller else "")
                     continue
-                if self._reach is not None and caller is not None and said.HasField("hello"):
+                if self._secured and caller is not None and said.HasField("hello"):
                     hello = said.hello
                     mine = hello.peer == caller.subject  # else it is refused, and nobody dialled
                     address = hello.address if mine else ""
-                    hello.address = await self._reach.checked(caller.subject, address, came)
+                    reach = self._secured.reach
+                    hello.address = await reach.checked(caller.subject, address, came)
                 self._shell.post(PeerSaid(stream, said))
                 if said.HasField("hello") and self._public is not None:
                     question = self._public.question()
@@ -291,7 +276,7 @@ class RunsService:
         _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
         shell = self._shell
-        refs = [ref for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        refs = [ref for ref in blobs_of(spec) if HASH.fullmatch(ref.hash)]
         named = dict.fromkeys(ref.hash for ref in refs)
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
@@ -349,15 +334,7 @@ class RunsService:
         asked = partial(DataAsked, name=wanted.name, options=wanted.options, by=by)
         return await self._shell.ask(asked, DataAnswer)
 
-    async def watch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
-        try:
-            with self._guard.call("Runs.Watch", context) as caller:
-                wanted = await read(context, self._guard, "Runs.Watch", caller, WatchRequest)
-                await self._watch(wanted, caller, context)
-        except CallRefusedError as error:
-            await refuse(context, self._guard, error)
-
-    async def _watch(
+    async def watch(
         self, request: WatchRequest, caller: Party | None, context: ServicerContext[Any, Any]
     ) -> None:
         run, at, end = RunId(request.run), request.from_event, math.inf
@@ -391,18 +368,3 @@ def _check_size(spec: RunSpec) -> None:
         check_size(spec)
     except RunSpecError as error:
         raise RejectedError("INVALID_ARGUMENT", str(error)) from None
-
-
-def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
-    yield spec.graph
-    if spec.HasField("core_graph"):
-        yield spec.core_graph
-    if spec.HasField("data"):
-        yield spec.data
-    yield from spec.client_data
-    if spec.HasField("recipe"):
-        yield spec.recipe
-    for file in spec.weights:
-        yield file.blob
-    for saved in spec.resumed.files:
-        yield saved.blob

@@ -84,33 +84,26 @@ class StreamOutbox:
     """Messages on their way to one peer. `take` gives None at the end."""
 
     def __init__(self) -> None:
-        self._messages: deque[BrokerMessage] = deque()
-        self._news = asyncio.Event()
+        self._messages: asyncio.Queue[BrokerMessage | None] = asyncio.Queue()
         self.closed = False
 
     def put(self, message: BrokerMessage) -> bool:
         """False when it is full: the peer does not read."""
-        if len(self._messages) >= OUTBOX_MESSAGES:
+        if len(self) >= OUTBOX_MESSAGES:
             return False
-        self._messages.append(message)
-        self._news.set()
+        self._messages.put_nowait(message)
         return True
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return self._messages.qsize()
 
     def close(self) -> None:
         """Ends the stream after what is in it."""
         self.closed = True
-        self._news.set()
+        self._messages.put_nowait(None)
 
     async def take(self) -> BrokerMessage | None:
-        while not self._messages:
-            if self.closed:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        return self._messages.popleft()
+        return await self._messages.get()
 
 
 class Shell:

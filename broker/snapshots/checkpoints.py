@@ -22,9 +22,8 @@ from ...proto.broker_pb2 import (
     RoundPosition,
     RunSpec,
     Saved,
-    Span,
 )
-from .sets import SnapshotSet
+from .sets import SnapshotSet, spans_of, spans_to_proto
 
 __all__ = ["AUTO_S", "Checkpoints", "as_set"]
 
@@ -123,14 +122,9 @@ class Checkpoints:
         )
         self._next = step + 1
         self._untaken = dict.fromkeys(plan.peers)
+        spans = spans_of(plan)
         self._missing = {
-            peer: CheckpointFile(
-                holder=peer,
-                spans=[
-                    Span(start=plan.stages[k].start, stop=plan.stages[k].stop)
-                    for k in plan.stages_of(peer)
-                ],
-            )
+            peer: CheckpointFile(holder=peer, spans=spans_to_proto(spans[peer]))
             for peer in plan.peers
         }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
 from ...dag.plan.report import PlanReport, PlanWithReport
-from ..membership.member import Member, dial
+from ..membership.member import Member
 from ..membership.membership import Membership
 
 __all__ = ["choose_keepers", "fits", "instead"]
@@ -32,7 +32,6 @@ def choose_keepers(
     free: Sequence[Member],
     members: Membership,
     spares: int,
-    relays: bool,
     rank: Callable[[Member], tuple[bool, float]] = lambda member: (False, 0.0),
     unreliable: Container[PeerId] = (),
 ) -> tuple[SnapshotKeeper, ...]:
@@ -53,7 +52,7 @@ def choose_keepers(
         ring = holders[i + 1 :] + holders[:i]
         ring.sort(key=lambda m: (ranks[m.id][0], _alike(m, holder), ranks[m.id][1]))
         for keeper in (*turn, *ring):
-            if dial(holder, keeper, relays) is not None:
+            if members.reach(holder, keeper):
                 found.append(SnapshotKeeper(holder.id, keeper.id))
                 break
     return tuple(found)

@@ -9,12 +9,12 @@ them then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId, Plan
-from ...proto.broker_pb2 import Keeper, Snapshot, Span
+from ...proto.broker_pb2 import Keeper, Snapshot
 from ...proto.journal_pb2 import HolderKept, HoldersOfTerm
+from .sets import Copies, overlap, spans_of, spans_to_proto
 
 __all__ = ["SnapshotPlaces"]
 
@@ -22,30 +22,17 @@ _MOST_TERMS = 64
 _MOST_HOLDERS = 1 << 14
 """Of all terms but the newest two: those of the oldest ones are forgotten first."""
 
-Spans = tuple[tuple[int, int], ...]
-
-
-@dataclass(slots=True)
-class _Holder:
-    """The operators of one holder in one term, and peers that may have its copies."""
-
-    spans: Spans
-    peers: dict[PeerId, None] = field(default_factory=dict)
-
 
 class SnapshotPlaces:
     """Knows by term who held what, and who else may have copies of that; it outlives the broker."""
 
     def __init__(self) -> None:
-        self._terms: dict[int, dict[PeerId, _Holder]] = {}
+        self._terms: dict[int, dict[PeerId, Copies]] = {}
 
     def begin(self, term: int, plan: Plan) -> None:
         """A term begins with a plan."""
-        spans: dict[PeerId, list[tuple[int, int]]] = {p: [] for p in plan.peers}
-        for stage in plan.stages:
-            for holder in stage.holders:
-                spans[holder].append((stage.start, stage.stop))
-        found = {p: _Holder(tuple(its)) for p, its in spans.items()}
+        spans = spans_of(plan)
+        found = {p: Copies(spans[p]) for p in plan.peers}
         for i, holder in enumerate(plan.peers if plan.keepers else ()):
             beside = plan.peers[(i + 1) % len(plan.peers)], plan.peers[i - 1]
             found[holder].peers |= dict.fromkeys(beside)
@@ -75,7 +62,7 @@ class SnapshotPlaces:
         if peer == holder or peer in its.peers:
             return ""
         later = (at for term, at in self._terms.items() if term > snapshot.term and peer in at)
-        if any(_overlap(its.spans, at[peer].spans) for at in later):
+        if any(overlap(its.spans, at[peer].spans) for at in later):
             return ""
         return f"a snapshot of {holder} of term {snapshot.term}, which was never given to it"
 
@@ -89,7 +76,7 @@ class SnapshotPlaces:
                 holders=[
                     HolderKept(
                         holder=holder,
-                        spans=[Span(start=a, stop=b) for a, b in its.spans],
+                        spans=spans_to_proto(its.spans),
                         keepers=its.peers,
                     )
                     for holder, its in at.items()
@@ -103,7 +90,7 @@ class SnapshotPlaces:
         forgotten first. Nothing changes where nothing was kept."""
         found = {
             at.term: {
-                PeerId(h.holder): _Holder(
+                PeerId(h.holder): Copies(
                     tuple((s.start, s.stop) for s in h.spans),
                     dict.fromkeys(map(PeerId, h.keepers)),
                 )
@@ -115,7 +102,3 @@ class SnapshotPlaces:
 
     def __repr__(self) -> str:
         return f"<SnapshotPlaces of terms {list(self._terms)}>"
-
-
-def _overlap(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...dag.plan.plan import PeerId
+from ...dag.plan.plan import PeerId, Plan
+from ...proto import broker_pb2
 from ...proto.broker_pb2 import Checkpoint, Snapshot
 
 __all__ = ["MOST_SNAPSHOTS", "SnapshotCatalog", "SnapshotSet"]
@@ -51,15 +52,32 @@ class SnapshotSet:
     def overlapping(self, spans: Iterable[Span]) -> tuple[PeerId, ...]:
         """Holders whose snapshots somebody with these spans needs."""
         wanted = tuple(spans)
-        return tuple(
-            holder
-            for holder, (have, _) in self.where.items()
-            if any(a < d and c < b for a, b in wanted for c, d in have)
-        )
+        return tuple(holder for holder, (have, _) in self.where.items() if overlap(wanted, have))
 
 
-@dataclass
-class _Copies:
+def overlap(some: Iterable[Span], others: Sequence[Span]) -> bool:
+    """Whether an operator is in both."""
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+def spans_of(plan: Plan) -> dict[PeerId, tuple[Span, ...]]:
+    """By holder, the operators of its stages."""
+    found: dict[PeerId, tuple[Span, ...]] = {}
+    for stage in plan.stages:
+        for holder in stage.holders:
+            found[holder] = (*found.get(holder, ()), (stage.start, stage.stop))
+    return found
+
+
+def spans_to_proto(spans: Iterable[Span]) -> list[broker_pb2.Span]:
+    """As they stand in a message."""
+    return [broker_pb2.Span(start=start, stop=stop) for start, stop in spans]
+
+
+@dataclass(slots=True)
+class Copies:
+    """The operators in a holder's snapshots, and peers that have these, or may."""
+
     spans: tuple[Span, ...]
     peers: dict[PeerId, None] = field(default_factory=dict)
 
@@ -68,7 +86,7 @@ class SnapshotCatalog:
     """The snapshots of one run: which peer holds which, and which of them make a complete set."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, dict[PeerId, _Copies]] = {}
+        self._known: dict[_Key, dict[PeerId, Copies]] = {}
         self._at: dict[PeerId, dict[tuple[_Key, PeerId], None]] = {}
         """The same by peer, with the holder."""
         self._spoilt: dict[_Key, dict[PeerId, None]] = {}
@@ -85,7 +103,7 @@ class SnapshotCatalog:
         holder = PeerId(snapshot.holder)
         spans = tuple((s.start, s.stop) for s in snapshot.spans)
         of_set = self._known.setdefault(_key_of(snapshot), {})
-        of_set.setdefault(holder, _Copies(spans)).peers[peer] = None
+        of_set.setdefault(holder, Copies(spans)).peers[peer] = None
         there[_key_of(snapshot), holder] = None
         self._changes += 1
 
@@ -200,10 +218,6 @@ class SnapshotCatalog:
             if holder not in there or (keeper is not None and keeper not in there):
                 return False
         return True
-
-    def lying_at(self, peer: PeerId) -> tuple[tuple[int, int, PeerId], ...]:
-        """(step, term, holder) of what lies at a peer."""
-        return tuple((step, term, holder) for (step, term, _), holder in self._at.get(peer, ()))
 
     def __repr__(self) -> str:
         known = ", ".join(f"{s} (term {t})" for s, t, _ in sorted(self._known))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
@@ -42,6 +43,7 @@ __all__ = [
     "NotNowError",
     "Shown",
     "channel_options",
+    "channel_to",
     "enroll",
     "renew",
     "shown_by",
@@ -96,6 +98,20 @@ def channel_options(address: str, name: str = BROKER_NAME) -> list[tuple[str, in
     """For a TLS channel to HOST:PORT: who answers proves its name, wherever it lives, and whatever
     proxy is in between. Raises ProxyError."""
     return [("grpc.ssl_target_name_override", name), *proxy_options(address)]
+
+
+def channel_to(
+    address: str,
+    credential: Credential | None,
+    options: Sequence[tuple[str, int]] = (),
+    name: str = BROKER_NAME,
+) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, where who answers proves its name; without a credential it is in
+    plain text. Raises ProxyError."""
+    if credential is None:
+        return grpc.aio.insecure_channel(address, options=(*options, *proxy_options(address)))
+    both = (*options, *channel_options(address, name))
+    return grpc.aio.secure_channel(address, credential.for_channel(), options=both)
 
 
 def shown_by(address: str, within_s: float = _CALL_S) -> Shown:

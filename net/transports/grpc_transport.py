@@ -25,7 +25,7 @@ import grpc.aio
 from ..cap import Cap
 from ..grpc_quirks import take_first
 from ..identity.credential import Credential, shown_end
-from ..identity.enroll import channel_options
+from ..identity.enroll import channel_to
 from ..identity.names import Party, PartyRole, dns_name, party_of
 from ..links.buffers import keep_heap_warm
 from ..links.connection import Connection
@@ -33,7 +33,6 @@ from ..links.inbox import Allowed
 from ..links.messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from ..links.transport import OnEvent, Transport
-from ..web.proxy import proxy_options
 
 __all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport"]
 
@@ -200,14 +199,10 @@ class GrpcTransport(Transport):
     async def _dial_once(self, peer: str, address: str, generation: int) -> bool:
         """One connection from dial to end; whether it moved a frame."""
         address = self._resolve(address)
-        if self._credential is None:
-            options = (*CHANNEL_OPTIONS, *proxy_options(address))
-            channel = grpc.aio.insecure_channel(address, options=options)
-        else:
-            # Whoever answers there must prove to be this very peer.
-            options = (*CHANNEL_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))
-            credentials = self._credential().for_channel()
-            channel = grpc.aio.secure_channel(address, credentials, options=options)
+        credential = None if self._credential is None else self._credential()
+        # Whoever answers there must prove to be this very peer.
+        name = dns_name(PartyRole.PEER, peer)
+        channel = channel_to(address, credential, CHANNEL_OPTIONS, name)
         wake = asyncio.Event()
         async with channel:
             connection = self.board.outgoing(peer, generation, wake.set)

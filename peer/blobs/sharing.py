@@ -20,10 +20,9 @@ from google.protobuf.message import DecodeError
 from ...net.blobs.client import BlobClient
 from ...net.cap import Cap
 from ...net.identity.credential import Credential, shown_end
-from ...net.identity.enroll import channel_options
+from ...net.identity.enroll import channel_to
 from ...net.identity.names import PartyRole, dns_name, party_of
 from ...net.transports.grpc_transport import CHANNEL_OPTIONS
-from ...net.web.proxy import proxy_options
 from ...proto.broker_pb2 import BlobPiece, BlobRange
 from .cache import BlobCache
 
@@ -104,16 +103,13 @@ class Fellows:
 
     def become(self, addresses: Mapping[str, str]) -> list[grpc.aio.Channel]:
         """The run has others now: HOST:PORT by peer. Returns the channels to close."""
-        old, self._channels = self._channels, [self._to(p, a) for p, a in addresses.items()]
+        old, credential = self._channels, self._credential()
+        self._channels = [
+            channel_to(address, credential, _OPTIONS, dns_name(PartyRole.PEER, peer))
+            for peer, address in addresses.items()
+        ]
         self.clients = tuple(
             BlobClient(channel, attempts=0, stall_s=_STALL_S, floor=_FLOOR, down=self._down)
             for channel in self._channels
         )
         return old
-
-    def _to(self, peer: str, address: str) -> grpc.aio.Channel:
-        credential = self._credential()
-        if credential is None:
-            return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *proxy_options(address)))
-        options = (*_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))
-        return grpc.aio.secure_channel(address, credential.for_channel(), options=options)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -199,10 +199,7 @@ class Weights(Lazy):
     def read(self, entry: TensorLocation) -> Tensor:
         """A tensor of these files, made of some of their bytes. Raises WeightError."""
         made = torch.empty(entry.shape, dtype=entry.dtype)
-        flat, at = bytes_of(made), 0
-        for part in entry.parts:
-            flat[at : at + part.length] = np.frombuffer(self._part(part), np.uint8)
-            at += part.length
+        _fill(bytes_of(made), map(self._part, entry.parts))
         return made
 
     def __iter__(self) -> Iterator[str]:
@@ -315,14 +312,23 @@ def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> TensorLocation
 def starting_spec(files: Mapping[str, Tensor], name: str) -> ShapeDtype | None:
     """Shape and dtype of what `starting_tensor` would give; None where it gives nothing. A `Lazy`
     mapping is not read."""
+    if (found := _found(files, name)) is None:
+        return None
+    there, rows = found
+    shape, dtype = spec_of(files, there)
+    return ShapeDtype(shape if rows is None else (rows[1] - rows[0], *shape[1:]), dtype)
+
+
+def _found(files: Mapping[str, Tensor], name: str) -> tuple[str, tuple[int, int] | None] | None:
+    """The name of what files have of a tensor and, of a block of that, its rows; None where they
+    have nothing. Nothing is read."""
     if name in files:
-        return spec_of(files, name)
+        return name, None
     block = block_of(name)
     if block is None or block.name not in files:
         return None
-    shape, dtype = spec_of(files, block.name)
-    start, stop = block.rows(shape[0] if shape else 0)
-    return ShapeDtype((stop - start, *shape[1:]), dtype)
+    shape = spec_of(files, block.name).shape
+    return block.name, block.rows(shape[0] if shape else 0)
 
 
 def spec_of(files: Mapping[str, Tensor], name: str) -> ShapeDtype:
@@ -335,34 +341,28 @@ def spec_of(files: Mapping[str, Tensor], name: str) -> ShapeDtype:
 def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
     """The tensor of a name or, of a block of a split parameter, its rows of the whole one; None
     when the files have neither. Of what is `Lazy`, only these rows are read."""
-    if name in files:
-        return files[name]
-    block = block_of(name)
-    if block is None or block.name not in files:
+    if (found := _found(files, name)) is None:
         return None
-    if isinstance(files, Lazy):
-        whole = files.spec(block.name).shape
-        return files.rows(block.name, *block.rows(whole[0] if whole else 0))
-    tensor = files[block.name]
-    return tensor[slice(*block.rows(len(tensor)))]
+    there, rows = found
+    return files[there] if rows is None else _rows(files, there, *rows)
+
+
+def _rows(files: Mapping[str, Tensor], name: str, start: int, stop: int) -> Tensor:
+    return files.rows(name, start, stop) if isinstance(files, Lazy) else files[name][start:stop]
 
 
 def starting_rows(files: Mapping[str, Tensor], name: str, start: int, stop: int) -> Tensor:
     """Rows [start, stop) of what `starting_tensor` gives, which is there. Of what is `Lazy`, only
     these are read."""
-    if name not in files and (block := block_of(name)) is not None:
-        first, _ = block.rows(spec_of(files, block.name).shape[0])
-        name, start, stop = block.name, start + first, stop + first
-    return files.rows(name, start, stop) if isinstance(files, Lazy) else files[name][start:stop]
+    there, rows = _found(files, name) or (name, None)
+    first = 0 if rows is None else rows[0]
+    return _rows(files, there, start + first, stop + first)
 
 
 def has_start(files: Mapping[str, Tensor], name: str) -> bool:
     """Whether `starting_tensor` would find it or, of scales, the weight that they are made of;
     nothing is read."""
-    return any(
-        n in files or ((block := block_of(n)) is not None and block.name in files)
-        for n in (name, weight_of(name))
-    )
+    return any(_found(files, n) is not None for n in (name, weight_of(name)))
 
 
 def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
@@ -396,7 +396,12 @@ def split_names(specs: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 def joined(parts: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint8]:
     """All their bytes in memory of their own; see the module."""
-    out = np.empty(sum(len(part) for part in parts), np.uint8)
+    return _fill(np.empty(sum(len(part) for part in parts), np.uint8), parts)
+
+
+def _fill(
+    out: npt.NDArray[np.uint8], parts: Iterable[bytes | bytearray | memoryview]
+) -> npt.NDArray[np.uint8]:
     at = 0
     for part in parts:
         out[at : at + len(part)] = np.frombuffer(part, np.uint8)
@@ -465,11 +470,7 @@ def serialize(
 ) -> memoryview:
     """The bytes of `Serialized`, in memory of their own. Raises WeightError."""
     file = Serialized(tensors, metadata)
-    out, at = np.empty(file.size_bytes, np.uint8), 0
-    for piece in file.pieces(0, 1 << 26):
-        out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-        at += len(piece)
-    return out.data
+    return _fill(np.empty(file.size_bytes, np.uint8), file.pieces(0, 1 << 26)).data
 
 
 def _flat(tensor: Tensor) -> npt.NDArray[np.uint8]:

@@ -36,10 +36,10 @@ from ..host.config import (
     DEFAULT_STATE,
     WAITS,
     JoinConfig,
-    JoinError,
     PeerConfig,
     SharedConfig,
     host_name,
+    no_token,
     with_suffix,
 )
 from ..host.identity import seat
@@ -92,10 +92,7 @@ def _check_credentials(configs: Sequence[PeerConfig]) -> None:
     for config in configs:
         if config.insecure or config.token or (config.state / "certificate.pem").exists():
             continue
-        raise JoinError(
-            f"{config.state} has no certificate, and no token was given: join with the whole line "
-            "that the broker printed, --token included"
-        )
+        raise no_token(config.state)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ...net.identity.enroll import BrokerAwayError
 from ...net.identity.token import Token
 from ...net.local import local_address, split
 from ...net.surroundings import user_path
-from ..host.config import JoinConfig, JoinError
+from ..host.config import JoinConfig, JoinError, no_token
 from ..logs import note
 from ..shell.attempt import Finder
 
@@ -68,10 +68,7 @@ def _fingerprint(config: JoinConfig, folder: Path) -> bytes:
     for path in sorted(folder.glob("*/certificate.pem")):
         if (found := Credential.load(path.parent)) is not None:
             return found.fingerprint
-    raise JoinError(
-        f"{folder} has no certificate, and no token was given: join with the whole line that the "
-        "broker printed, --token included"
-    )
+    raise no_token(folder)
 
 
 async def _first(config: JoinConfig, fingerprint: bytes, node: NodeProcess) -> str:

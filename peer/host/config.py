@@ -53,6 +53,14 @@ class JoinError(ValueError):
     """Settings with which nobody can join; the message says what is missing."""
 
 
+def no_token(folder: Path) -> JoinError:
+    """The error of a peer that has nothing to join with."""
+    return JoinError(
+        f"{folder} has no certificate, and no token was given: join with the whole line that the "
+        "broker printed, --token included"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedConfig:
     """What a host and the peer of each of its devices are told alike."""

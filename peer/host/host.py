@@ -11,13 +11,14 @@ is a file, so that it outlives every process; only the owner's user may write in
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
+
+from ...net.identity.credential import write_private
 
 __all__ = ["Host", "HostError", "Standing"]
 
@@ -106,12 +107,7 @@ class Host:
         """Keep a peer's standing on disk; raises OSError."""
         path = self._path(standing.peer)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        with open(new, "w") as file:
-            json.dump(asdict(standing), file)
-            file.flush()
-            os.fsync(file.fileno())  # a month's count outlives a power cut
-        new.replace(path)
+        write_private(path, json.dumps(asdict(standing)).encode())  # outlives a power cut
 
     def _path(self, peer: str) -> Path:
         readable = re.sub(r"[^A-Za-z0-9_.-]", "-", peer)[:128]

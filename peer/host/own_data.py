@@ -157,8 +157,7 @@ class Catalogue:
     def check(self, manifest: str, submitter: str, local: Collection[str]) -> None:
         """Raises DataError when a run with one of this host's manifests may not have its data, or
         would have it read elsewhere. `local`: the inputs that its plan keeps."""
-        with self._lock:
-            found = [(key, made) for key, made in self._made.items() if made.hash == manifest]
+        found = self._of(manifest)
         if not found:
             return
         for key, made in found:
@@ -170,16 +169,17 @@ class Catalogue:
 
     def has(self, manifest: str) -> bool:
         """Whether a manifest is of this host's data."""
-        with self._lock:
-            return any(made.hash == manifest for made in self._made.values())
+        return bool(self._of(manifest))
 
     def path(self, manifest: str, shard: str) -> Path | None:
         """Where a shard of a manifest of this host's is; None: it is none. A shard is read by the
         manifest that it was made for, and by no other: that one could have it go elsewhere."""
+        found = self._of(manifest)
+        return found[0][1].shards.get(shard) if found else None
+
+    def _of(self, manifest: str) -> list[tuple[tuple[str, str, str, object], Made]]:
         with self._lock:
-            found = (made for made in self._made.values() if made.hash == manifest)
-            made = next(found, None)
-        return None if made is None else made.shards.get(shard)
+            return [(key, made) for key, made in self._made.items() if made.hash == manifest]
 
     def may_leave(self, name: str, column: str) -> bool:
         """Whether a data set's owner lets runs copy a column to the broker."""

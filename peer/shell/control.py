@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
 
 from ...net.grpc_quirks import is_reached
 from ...net.identity.credential import Credential
-from ...net.identity.enroll import channel_options
+from ...net.identity.enroll import channel_to
 from ...net.transports.grpc_transport import CHANNEL_OPTIONS
-from ...net.web.proxy import proxy_options, through
+from ...net.web.proxy import through
 from ...proto import broker_pb2, broker_pb2_grpc
 from ...proto.common_pb2 import Reason
 
-__all__ = ["ControlStream", "broker_channel", "reaches"]
-
-ChannelOptions = Sequence[tuple[str, int]]
+__all__ = ["ControlStream", "reaches"]
 
 _REACH_S = 10.0
 """For a connection to come up; a host that is off answers nothing at all."""
@@ -61,13 +59,8 @@ class ControlStream:
         self._out.put_nowait(None)
 
     async def run(self) -> str:
-        async with broker_channel(self.address, self._credential, _OPTIONS) as channel:
-            try:
-                async with asyncio.timeout(_REACH_S):
-                    reached = await is_reached(channel)
-            except TimeoutError:
-                reached = False
-            if not reached:
+        async with channel_to(self.address, self._credential, _OPTIONS) as channel:
+            if not await is_reached(channel, _REACH_S):
                 way = f"{self.address}{through(self.address)}"
                 return f"no broker answers at {way}; is `shoal broker` running there?"
             stub = broker_pb2_grpc.AttachStub(channel)  # type: ignore[no-untyped-call]  # generated
@@ -113,24 +106,10 @@ class ControlStream:
         await call.done_writing()
 
 
-def broker_channel(
-    address: str, credential: Credential | None, options: ChannelOptions = CHANNEL_OPTIONS
-) -> grpc.aio.Channel:
-    """A channel to the broker; without a credential in plain text."""
-    if credential is None:
-        return grpc.aio.insecure_channel(address, options=(*options, *proxy_options(address)))
-    both = (*options, *channel_options(address))
-    return grpc.aio.secure_channel(address, credential.for_channel(), options=both)
-
-
 async def reaches(address: str, credential: Credential) -> bool:
     """Whether who answers at HOST:PORT proves to be the broker of the credential."""
-    async with broker_channel(address, credential) as channel:
-        try:
-            async with asyncio.timeout(_REACH_S):
-                return await is_reached(channel)
-        except TimeoutError:
-            return False
+    async with channel_to(address, credential, CHANNEL_OPTIONS) as channel:
+        return await is_reached(channel, _REACH_S)
 
 
 def _why(error: grpc.RpcError) -> str:

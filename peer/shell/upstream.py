@@ -19,7 +19,9 @@ from ...net.blobs.client import BlobClient
 from ...net.cap import Cap
 from ...net.identity.credential import Credential
 from ...net.identity.diagnosis import why_no_tls
+from ...net.identity.enroll import channel_to
 from ...net.local import is_loopback, split
+from ...net.transports.grpc_transport import CHANNEL_OPTIONS
 from ...proto import broker_pb2
 from ...proto.admission_pb2 import PageRequest
 from ...proto.admission_pb2_grpc import AdmissionStub
@@ -28,7 +30,7 @@ from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..logs import note
 from .attempt import Attempt, attempt, finder_of
-from .control import ControlStream, broker_channel
+from .control import ControlStream
 from .credentials import Credentials
 from .event_log import note_told
 
@@ -95,7 +97,7 @@ class Upstream:
     # ------------------------------------------------------------ the channel for blobs
 
     def open(self) -> None:
-        self._channel = broker_channel(self.address, self.credential)
+        self._channel = channel_to(self.address, self.credential, CHANNEL_OPTIONS)
         self._blobs = BlobClient(self._channel, up=self._up, down=self._down)
 
     async def close(self) -> None:
@@ -110,7 +112,8 @@ class Upstream:
             await old.close(grace=_OLD_CHANNEL_S)
 
         assert self._channel is not None, "it is open"
-        old, self._channel = self._channel, broker_channel(self.address, self.credential)
+        old = self._channel
+        self._channel = channel_to(self.address, self.credential, CHANNEL_OPTIONS)
         self.blobs.use(self._channel)
         self._start(closing(old))
 

@@ -136,20 +136,19 @@ class DeviceRuntime:
     def accept(self, arrived: Arrived) -> None:
         """A value came for the device."""
         key = arrived.key
-        self._arriving.do(
-            lambda: self._device.accept(arrived) if self.knows(key) else None,
-            lambda _: self._calls.post(e.FrameArrived(key)),
-            lambda error: self._calls.post(e.FrameRefused(key, said_of(error))),
+        self._take(
+            self._arriving, key, lambda: self._device.accept(arrived) if self.knows(key) else None
         )
 
     def keep(self, arrived: Arrived) -> None:
         """A part of a snapshot came for the disk."""
-        key = arrived.key
-        self._keeping.do(
-            lambda: self._snapshots.accept(arrived),
-            lambda _: self._calls.post(e.FrameArrived(key)),
-            lambda error: self._calls.post(e.FrameRefused(key, said_of(error))),
-        )
+        self._take(self._keeping, arrived.key, lambda: self._snapshots.accept(arrived))
+
+    def _take(self, lane: SerialExecutor, key: FrameKey, take: Callable[[], object]) -> None:
+        lane.do(take, lambda _: self._calls.post(e.FrameArrived(key)), self._refused(key))
+
+    def _refused(self, key: FrameKey) -> Callable[[Exception], None]:
+        return lambda error: self._calls.post(e.FrameRefused(key, said_of(error)))
 
     def release(self, key: FrameKey) -> None:
         """Nobody needs the value any more."""
@@ -179,14 +178,14 @@ class DeviceRuntime:
                 self._keeping.do(
                     lambda: self._snapshots.payload(key),
                     lambda payload: calls.send(key, payload),
-                    lambda error: calls.post(e.FrameRefused(key, said_of(error))),
+                    self._refused(key),
                 )
             case e.SendFrame(key):
                 self._spans.ready(key)
                 self._sending.do(
                     lambda: self._device.payload(key) if self.knows(key) else None,
                     lambda payload: self._encoded(key, payload),
-                    lambda error: calls.post(e.FrameRefused(key, said_of(error))),
+                    self._refused(key),
                 )
             case e.TakeSnapshot(run, term, snapshot):
                 self._take_snapshot(run, term, snapshot)

@@ -182,7 +182,7 @@ class BrokerShell:
         seen = self.published.setdefault(run, [])
         known = self.machine.runs.get(b.RunId(run))
         while known is not None:
-            new = known.watched(seen[-1].number + 1 if seen else 0).events
+            new = known.record.watched(seen[-1].number + 1 if seen else 0).events
             if not new:
                 return
             for event in new:

@@ -213,7 +213,7 @@ class World:
         return self.machine.runs[run].state
 
     def watched(self, run: RunId, start: int = 0) -> Watched:
-        return self.machine.runs[run].watched(start)
+        return self.machine.runs[run].record.watched(start)
 
     # makers and readers
 

@@ -56,7 +56,7 @@ def test_nothing_is_lost_without_being_counted(came: list[tuple[int, float]]) ->
             shown += 1
             _, _, more = line.getMessage().partition("(and ")
             counted += int(more.split()[0]) if more else 0
-    waiting = sum(bucket.skipped for bucket in repeats._texts.values())
+    waiting = sum(bucket.refused for bucket in repeats._texts._left.values())
     assert shown + counted + waiting == len(came)
 
 
@@ -83,5 +83,5 @@ def test_many_texts_take_no_memory_for_good() -> None:
     repeats = Repeats()
     for n in range(3_000):
         said(repeats, f"text {n}", at=float(n))
-    assert sys.getsizeof(repeats._texts) < 1 << 20
-    assert len(repeats._texts) <= 1_000
+    assert sys.getsizeof(repeats._texts._left) < 1 << 20
+    assert len(repeats._texts._left) <= 1_000

@@ -150,7 +150,7 @@ class Reach:
                 options = channel_options(address, dns_name(PartyRole.PEER, peer))
                 credentials = self._credential().for_channel()
                 async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
-                    return await is_reached(channel)
+                    return await is_reached(channel, _PATIENCE_S)
         except (TimeoutError, ValueError):
             return False
 

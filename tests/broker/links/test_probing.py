@@ -247,7 +247,6 @@ def test_an_hour_of_probes_is_twenty_seconds_of_a_fast_uplink(make_world):
         )
         known = world.machine.probing._peers[PeerId("a")]
         known.sent.clear()
-        known.sent_bytes = 0
         known.reserve(most - PROBE_BYTES, world.now)
         assert world.machine.probing._affords(PeerId("a"), PROBE_BYTES, world.now)
         assert not world.machine.probing._affords(PeerId("a"), PROBE_BYTES + 1, world.now)

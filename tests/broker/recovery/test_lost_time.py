@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.recovery.lost_time import shortened
+from shoal.broker.records.work_ledger import shortened
 from shoal.proto.broker_pb2 import RoundWork, SampleRange
 
 

@@ -21,7 +21,7 @@ PEERS = [PeerId(f"p{i}") for i in range(6)]
 
 
 def membership(assigned: list[PeerId], free: list[PeerId]) -> Membership:
-    found = Membership("broker", BrokerOptions())
+    found = Membership("broker", BrokerOptions(relays=True))
     for i, peer in enumerate((*assigned, *free)):
         member = Member(peer, f"stream-{i}", "boot", 0, Profile(), "", i, 0.0)  # type: ignore[arg-type]
         member.state = "assigned" if peer in assigned else "pool"
@@ -69,7 +69,6 @@ def test_who_is_lost_again_and_again_keeps_copies_when_nobody_else_can() -> None
             [members.members[p] for p in free],
             members,
             spares=1,
-            relays=True,
             rank=lambda m, shaky=shaky: (m.id == shaky, 0.0),  # type: ignore[misc]
         )
         assert found == (SnapshotKeeper(holder, keeper),)

@@ -64,7 +64,7 @@ def test_the_newest_set_covers_every_operator_with_what_lies_at_peers_that_give(
             sets.not_held(peer, message)
             known.discard((peer, step, term, holder))
     for peer in PEERS:
-        lying = {(peer, *name) for name in sets.lying_at(peer)}
+        lying = {(peer, *key[:2], holder) for key, holder in sets._at.get(peer, ())}
         assert lying == {k for k in known if k[0] == peer}
     assert set(sets.peers) == {k[0] for k in known}
 
@@ -131,7 +131,7 @@ def test_what_one_peer_tells_is_bounded_and_crowds_nobody_out() -> None:
     sets.held(PEERS[1], snapshot(1, "h", (0, OPERATORS)))
     for i in range(MOST_SNAPSHOTS + 50):
         sets.held(PEERS[0], snapshot(2 + i % 7, f"x{i}", (0, 1)))
-    assert len(sets.lying_at(PEERS[0])) == MOST_SNAPSHOTS
+    assert len(sets._at[PEERS[0]]) == MOST_SNAPSHOTS
     found = sets.newest(OPERATORS, 1)
     assert found is not None
     assert found.where == {"h": (((0, OPERATORS),), ("b",))}
