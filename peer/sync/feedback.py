@@ -76,6 +76,11 @@ class ErrorFeedback(Strategy):
         found: list[float] = total[total.numel() - len(self.trained) :].tolist()
         return found
 
+    def flags_of(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of what messages have at their ends."""
+        count = len(self.trained)
+        return torch.stack([part[part.numel() - count :] for part in parts]).sum(0)
+
     @torch.no_grad()
     def sent(
         self, own: Mapping[str, Tensor], total: Mapping[str, Tensor], flags: Sequence[float]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.strategies import StrategyChoice
-from .gradient_vector import Layout, TensorSpace, grads_of, set_grads, vector_of
+from .gradient_vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 from .norm import square_of_all
 from .optimizer import StageOptimizer
 
@@ -87,8 +87,16 @@ class Strategy:
         return vector_of(self.holder.layout, grads, self.holder.device)
 
     def space(self, bounds: Sequence[int]) -> TensorSpace:
-        """How messages are added up; `bounds` as there."""
-        return TensorSpace(bounds, self.holder.device)
+        """Where messages are added up; `bounds` as there."""
+        return TensorSpace(bounds, self.holder.device, self.add, self.relay)
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of messages, in the given order, a fresh tensor."""
+        return add(parts)
+
+    def relay(self, total: Tensor) -> Tensor:
+        """What is handed on of a sum on its way back."""
+        return total
 
     def take(self, which: int, total: Tensor) -> None:
         """What all holders' messages came to; after the last one it is in the gradients."""
