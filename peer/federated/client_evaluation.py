@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...dag.execute.model_copies import ModelCopies
 from ...dag.ir.graph import Graph
-from ...dag.permutation import Domain, key, permute
+from ...dag.permutation import Domain, Indices, key, permute
 from ...dag.transforms.evaluation import evaluation
 from ...proto.broker_pb2 import ClientNumber
 from ..data.partition import Partition
@@ -27,7 +27,6 @@ __all__ = ["MOST_EVALUATED", "ClientEvaluation"]
 
 MOST_EVALUATED = 1000
 """Clients of one evaluation."""
-Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 

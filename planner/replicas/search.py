@@ -130,27 +130,22 @@ def _counts(judge: Judge) -> list[int]:
     return sorted({max(c for c in may if c <= wanted) for wanted in found if 1 <= wanted <= most})
 
 
-def improved(
-    judge: Judge, start: Division, count: int | None, limit: int, found: _Best | None = None
-) -> Division:
-    """A division that no move makes better, or as far as `limit` goes. `found` hears of all."""
+def improved(judge: Judge, start: Division, count: int | None, limit: int, found: _Best) -> None:
+    """Look for a division that no move makes better, as far as `limit` goes. `found` hears of
+    all."""
     best, again = start, True
     while again:
         again = False
         for groups in _moves(judge.paces, best, count):
             if judge.spent >= limit:
-                return best
-            other = judge.of(
-                groups, best.samples_per_s if found is None else NEAR * best.samples_per_s
-            )
+                return
+            other = judge.of(groups, NEAR * best.samples_per_s)
             if other is None or (count is not None and len(other.peers) != count):
                 continue
-            if found is not None:
-                found.add(other)
+            found.add(other)
             if other.samples_per_s > best.samples_per_s * _BETTER:
                 best, again = other, True
                 break
-    return best
 
 
 def _moves(paces: Paces, division: Division, count: int | None) -> Iterator[Groups]:
