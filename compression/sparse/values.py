@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -126,11 +127,7 @@ class Values:
             yield self._inner if pays else RAW, spec
 
 
+@cache
 def _header(codec: Codec) -> int:
     """Bytes of the header, which all tensors of a codec have in common."""
-    if codec.name not in _HEADERS:
-        _HEADERS[codec.name] = len(codec.encode(torch.ones(1)).header)
-    return _HEADERS[codec.name]
-
-
-_HEADERS: dict[str, int] = {}
+    return len(codec.encode(torch.ones(1)).header)

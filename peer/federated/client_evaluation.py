@@ -78,7 +78,8 @@ class ClientEvaluation:
         cut = [
             (row, part)
             for row, client in enumerate(self.clients.tolist())
-            for part in _cut(self._partition.held_out(client), self._batch)
+            for samples in [self._partition.held_out(client)]
+            for part in np.split(samples, range(self._batch, samples.size, self._batch))
         ]
         cut.sort(key=lambda one: one[1].size)
         for _, same in groupby(cut, key=lambda one: one[1].size):
@@ -86,10 +87,6 @@ class ClientEvaluation:
             for first in range(0, len(pieces), self._most):
                 some = pieces[first : first + self._most]
                 yield np.array([row for row, _ in some]), np.stack([part for _, part in some])
-
-
-def _cut(samples: Indices, batch: int) -> list[Indices]:
-    return [samples[at : at + batch] for at in range(0, samples.size, batch)]
 
 
 def _spread(name: str, sums: Floats, weights: Floats) -> ClientNumber:

@@ -29,15 +29,12 @@ VELOCITY = f"{KEPT}velocity"
 class DGC(Strategy):
     """Momentum of a holder's own gradients, forgotten where it was sent."""
 
+    keeps = 1
+
     def __init__(self, holder: Holder) -> None:
         super().__init__(holder)
         self.velocity: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        item = self.holder.layout.dtype.itemsize
-        return super().size_bytes + sum(p.numel() * item for p in self.trained.values())
 
     @torch.no_grad()
     def on_gradient(self, step: int) -> None:

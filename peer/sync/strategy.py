@@ -65,6 +65,9 @@ class Strategy:
     """The plain mean, which the others are variations of: gradients are added up, and every holder
     makes the same update of the sum."""
 
+    keeps = 0
+    """Numbers that are kept for each one that is trained, in the dtype of sums."""
+
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
         self.trained = {name: holder.parameters[name] for name, _ in holder.layout.parameters}
@@ -72,7 +75,8 @@ class Strategy:
     @property
     def size_bytes(self) -> int:
         """Bytes that are kept from step to step beside parameters and their gradients."""
-        return self.holder.optimizer.state_bytes
+        numbers = self.keeps * sum(p.numel() for p in self.trained.values())
+        return self.holder.optimizer.state_bytes + numbers * self.holder.layout.dtype.itemsize
 
     def before_forward(self) -> None:
         """Called before each forward pass of training."""

@@ -155,7 +155,8 @@ def _moves(paces: Paces, division: Division, count: int | None) -> Iterator[Grou
     outside = sorted(set(range(len(paces.rooms))) - inside, key=lambda p: (-paces.speed[p], p))
     slowest = division.exchange.members
     if free:
-        for r in {*slowest, *_slow(division)}:
+        once = (r for r, h in enumerate(division.steps) if h == 1)  # who would slow it is here
+        for r in {*slowest, *once}:
             if len(groups) > 1:
                 yield _without(groups, r)
     for p in outside:
@@ -203,11 +204,6 @@ def _swaps(paces: Paces, groups: Groups, outside: Sequence[int]) -> Iterator[Gro
                 for q in sorted(groups[to]):
                     one = _with(groups, r, group - {p} | {q})
                     yield _with(one, to, groups[to] - {q} | {p})
-
-
-def _slow(division: Division) -> list[int]:
-    """Replicas that make one step in a round: who would slow it is among them."""
-    return [r for r, h in enumerate(division.steps) if h == 1]
 
 
 def nearest(paces: Paces, peers: Sequence[int] | Group, groups: Groups) -> list[int]:

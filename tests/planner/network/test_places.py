@@ -37,7 +37,8 @@ def sent(net: Network, near: dict[PeerId, int]) -> dict[tuple[str, str], float]:
     for s in segments([whole(p) for p in net.peers], places=near):
         n = s.span[1] - s.span[0]
         for giver in s.givers:
-            found[giver.peer, s.gives_to(giver.peer)] += 4 * n
+            to = next((p.gatherer for p in s.places if giver.peer in p.givers), s.aggregator)
+            found[giver.peer, to] += 4 * n
         for place in s.places:
             found[place.gatherer, s.aggregator] += 8 * n
         for taker in s.takers:

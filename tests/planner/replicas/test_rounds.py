@@ -153,7 +153,8 @@ def test_where_numbers_go_as_they_are_seconds_are_those_of_the_brokers_plan(seed
     for s in segments(whole, places=places, part=part_elements(elements, r)):
         size = 4 * (s.span[1] - s.span[0])
         for giver in s.givers:
-            sent[at(giver.peer), at(s.gives_to(giver.peer))] += size
+            to = next((p.gatherer for p in s.places if giver.peer in p.givers), s.aggregator)
+            sent[at(giver.peer), at(to)] += size
         for gathered in s.places:
             sent[at(gathered.gatherer), at(s.aggregator)] += 2 * size
         for taker in s.takers:
