@@ -130,7 +130,8 @@ def _formed(
     wish, ask = read_spec(spec), ask if around else hosts
     if asked.cohorts is not None:
         wish = replace(wish, options=options)
-    rounds = Training.from_json(asked.training).rounds or _rounds(wish)
+    rounds = Training.from_json(asked.training).rounds or Training.from_json(wish.training).rounds
+    assert rounds is not None, "a run whose replicas meet"
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
     most = len(hosts.peers)
@@ -198,12 +199,6 @@ def _replicas_of(
         whole = (count or 1) * request.microbatches
         request = replace(request, microbatches=whole, others=())
     return form(as_before(request, had_form(spec)), count, **how)
-
-
-def _rounds(wish: RunRequirements) -> RoundSettings:
-    found = Training.from_json(wish.training).rounds
-    assert found is not None, "a run whose replicas meet"
-    return found
 
 
 def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:

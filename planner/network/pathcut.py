@@ -137,13 +137,9 @@ def best_cut(
     tight = loose and least_bottleneck(path, tolerance, loose)
     if loose is None or tight is None:
         return None
-    tried = [tight]
-    for factor in LOOSER:
-        if tight.bottleneck_s * factor < loose.bottleneck_s:
-            looser = soonest_fill(path, tight.bottleneck_s * factor)
-            if looser is not None:
-                tried.append(looser)
-    tried.append(loose)
+    bounds = (tight.bottleneck_s * factor for factor in LOOSER)
+    looser = [soonest_fill(path, most_s) for most_s in bounds if most_s < loose.bottleneck_s]
+    tried = filter(None, [tight, *looser, loose])
     return min(tried, key=lambda c: c.step_s(microbatches, bound=bound))
 
 
