@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -127,7 +126,11 @@ class Values:
             yield self._inner if pays else RAW, spec
 
 
-@cache
 def _header(codec: Codec) -> int:
     """Bytes of the header, which all tensors of a codec have in common."""
-    return len(codec.encode(torch.ones(1)).header)
+    if codec.name not in _HEADERS:
+        _HEADERS[codec.name] = len(codec.encode(torch.ones(1)).header)
+    return _HEADERS[codec.name]
+
+
+_HEADERS: dict[str, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,12 +137,12 @@ def aggregate_of(
         done = [e.round_done for e in events if e.HasField("round_done")]
         givers = [[m.replica for m in d.members] if privacy.distributed else [] for d in done]
         at = iter([((d.round, d.attempt), g) for d, g in zip(done, givers, strict=True)])
-        how = {"clip": privacy.clip, "noise": privacy.noise}
-        told = {"asked": cohorts.per_round, "fewest": privacy.fewest, "seed": job.seed}
+        made = partial(hidden_mean, clip=privacy.clip, noise=privacy.noise, seed=job.seed)
+        asked, fewest = cohorts.per_round, privacy.fewest
 
         def hidden(moved: Sequence[Named]) -> Named:
             number, who = next(at)
-            return hidden_mean(moved, **how, **told, at=number, givers=who)
+            return made(moved, asked=asked, fewest=fewest, at=number, givers=who)
 
         return hidden
     if cohorts.aggregate == "mean":
