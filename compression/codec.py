@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from .echo import echo
-from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec, typical_bytes
 from .plain.block import int2, int4, int6, int8
 from .plain.cast import bf16, fp16
 from .plain.e3m0 import E3M0
@@ -104,14 +104,6 @@ def fitting(codec: AnyCodec, spec: Spec) -> AnyCodec:
     floating = spec.dtype in DTYPES and DTYPES[spec.dtype].is_floating_point
     large = floating and math.prod(spec.sizes) >= LEAST_ELEMENTS
     return codec if large and typical_bytes(codec, spec) < spec.size_bytes else RAW
-
-
-def typical_bytes(codec: AnyCodec, spec: Spec) -> int:
-    """Bytes to plan with. `size_bytes`, unless the codec's size depends on the content: such a one
-    has a method `typical_bytes(spec)` for data as training has it, and its `size_bytes` is the
-    most it can give."""
-    typical = getattr(codec, "typical_bytes", codec.size_bytes)
-    return int(typical(spec))
 
 
 def _make(

@@ -114,3 +114,11 @@ class StatefulCodec(_Described, Protocol):
         device: str | torch.device = "cpu",
     ) -> tuple[torch.Tensor, State]:
         """As `Codec.decode`. Raises CodecError for a state of another tensor as well."""
+
+
+def typical_bytes(codec: Codec | StatefulCodec, spec: Spec) -> int:
+    """Bytes to plan with. `size_bytes`, unless the codec's size depends on the content: such a one
+    has a method `typical_bytes(spec)` for data as training has it, and its `size_bytes` is the
+    most it can give."""
+    typical = getattr(codec, "typical_bytes", codec.size_bytes)
+    return int(typical(spec))

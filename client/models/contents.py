@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -47,10 +47,6 @@ class StorageView:
             tensor.dtype,
             tensor.untyped_storage().nbytes(),
         )
-
-    def empty(self) -> StorageView:
-        """Return the view in a storage without content."""
-        return replace(self, content=None)
 
     @property
     def elements(self) -> int:

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,10 @@ def factory_of(job: Job) -> Callable[[], nn.Module]:
     function = function_of(name, job.folder, "model.factory")
 
     def base() -> nn.Module:
-        module = _call(function, dict(job.model.args), name)
+        try:
+            module = function(**job.model.args)
+        except Exception as error:  # whatever the user's code raises is the user's to see
+            raise ModelError(f'factory "{name}" raised {story(error)}') from error
         if not isinstance(module, nn.Module):
             raise ModelError(
                 f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
@@ -66,13 +69,6 @@ def function_of(where: str, folder: Path, key: str) -> Callable[..., Any]:
     if not callable(function):
         raise ModelError(f'`{key}` is "{where}": {place or "this"} has no function "{name}"')
     return function  # type: ignore[no-any-return]  # callable is all that is known
-
-
-def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -> Any:
-    try:
-        return function(**args)
-    except Exception as error:  # whatever the user's code raises is the user's to see
-        raise ModelError(f'factory "{factory}" raised {story(error)}') from error
 
 
 def story(error: BaseException) -> str:

@@ -85,7 +85,7 @@ def fit(
     """
     given = renamed(stored.entries)
     taken = {source for sources in given.sources.values() for source in sources}
-    how = _Names(prefix, rename or {}, given.sources, taken, given.experts)
+    how = _Names(prefix, rename or {}, given, taken)
     entries = {name: e for name, e in stored.entries.items() if name not in given.made}
     found: dict[str, TensorLocation] = {}
     missing: list[str] = []
@@ -120,14 +120,12 @@ def fit(
 
 
 class _Names(NamedTuple):
-    """How names of parameters become those of files. sources, experts: as in `FileNames`; taken:
-    all of the sources."""
+    """How names of parameters become those of files. taken: all sources that are given."""
 
     prefix: str
     rename: Mapping[str, str]
-    sources: Mapping[str, Sequence[str]]
+    given: FileNames
     taken: Collection[str]
-    experts: Mapping[str, Sequence[Sequence[str]]]
 
 
 def _first(
@@ -212,7 +210,7 @@ def _check_equal(
     there: dict[str, TensorLocation] = {}
     for name in wanted.names:
         names = [c for c in _candidates((name,), how) if c in entries]
-        sources = how.sources.get(name, ())
+        sources = how.given.sources.get(name, ())
         several = [c for c in names if c in sources] if names[:1] and names[0] in sources else []
         there |= {c: entries[c] for c in several or names[:1]}
     if len(there) < 2:
@@ -261,7 +259,7 @@ def _candidates(names: Sequence[str], how: _Names) -> Iterator[str]:
             changed = changed.replace(old, new)
         if changed != name:
             yield changed
-        yield from how.sources.get(name, ())
+        yield from how.given.sources.get(name, ())
         others = [changed, name]
         if dot := how.prefix and f"{how.prefix}.":
             others.append(changed.removeprefix(dot) if changed.startswith(dot) else dot + changed)
@@ -275,7 +273,7 @@ def _entry(
     the files have one by one are a tensor of `shape`."""
     if name in entries:
         return entries[name], (name,)
-    each = how.experts.get(name, ())
+    each = how.given.experts.get(name, ())
     if not each or not shape or len(each) != shape[0]:
         return None
     sources = [one for expert in each for one in expert]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,16 +30,15 @@ def starting_files(job: Job) -> Stored | None:
     Raises ModelError, WeightFilesError."""
     model = job.model
     if model.weights != "init":
-        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
+        here = partial(find, folder=job.folder, key="model.weights")
+        return weight_files.find(
+            [name if "://" in name else str(here(name)) for name in model.weight_names]
+        )
     if model.factory.startswith("hf:") and job.module is None:
         folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
         found = pretrained_weights(folder, job)
         return None if found is None else weight_files.find([str(found)])
     return None
-
-
-def _place(name: str, folder: Path) -> str:
-    return name if "://" in name else str(find(name, folder, "model.weights"))
 
 
 def fitted(module: nn.Module, job: Job, but: frozenset[str] = frozenset()) -> Pretrained | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...dag.ir.fx_args import dtype_name
 from ...dag.ir.graph import FLOATING
 from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, RecipeStep
 from .contents import Op, StorageContent, StorageView, drawn
@@ -36,15 +37,15 @@ class Reading:
         there is no recipe of it."""
         self._name, self._count = name, 0
         steps = self._of_view(view)
-        if steps is None or len(steps) > MOST_STEPS or _name_of(view.dtype) not in FLOATING:
+        if steps is None or len(steps) > MOST_STEPS or dtype_name(view.dtype) not in FLOATING:
             return None
-        return Initial(view.shape, _name_of(view.dtype), self._named(steps))
+        return Initial(view.shape, dtype_name(view.dtype), self._named(steps))
 
     def storage(self, content: StorageContent) -> Initial | None:
         """The recipe of a whole storage, as one row, for callers that need its values before the
         draws have names: these get numbers. None where there is no recipe of it."""
         lies = content.written or content.like
-        if lies is None or _name_of(lies.dtype) not in FLOATING:
+        if lies is None or dtype_name(lies.dtype) not in FLOATING:
             return None
         steps = self._of(content)
         if steps is None or len(steps) > MOST_STEPS:
@@ -52,7 +53,7 @@ class Reading:
         for op in (self._marked[s.text] for s in steps if s.text in self._marked):
             op.stream = op.stream or f"#{op.number}"  # begins no name of a parameter
         count = lies.storage_bytes // lies.dtype.itemsize
-        return Initial((count,), _name_of(lies.dtype), self._named(steps))
+        return Initial((count,), dtype_name(lies.dtype), self._named(steps))
 
     # ------------------------------------------------------------ contents
 
@@ -223,7 +224,3 @@ def _then(before: Steps, change: Steps) -> Steps:
         return before + change
     fill = change[0]
     return tuple(s for s in before if s.begin < fill.begin or s.end > fill.end) + change
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

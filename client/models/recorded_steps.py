@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ...dag.ir.fx_args import dtype_name
 from ...dag.ir.recipe import RecipeStep
 from .contents import Op, StorageView
 
@@ -111,4 +112,4 @@ def rounding(source: torch.dtype, target: torch.dtype | None, begin: int, end: i
         return ()
     if torch.finfo(source).eps <= torch.finfo(target).eps:
         return ()
-    return (RecipeStep("round", begin, end, (), str(source).removeprefix("torch.")),)
+    return (RecipeStep("round", begin, end, (), dtype_name(source)),)

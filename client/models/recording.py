@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,8 @@ class Recording:
             if not self.has(tensor):  # from outside
                 return StorageView.of(tensor, StorageContent(real=tensor.detach()))
             view = self.view(tensor)
-            return view.empty() if over and tensor is into[0] and view.is_whole else view
+            lost = over and tensor is into[0] and view.is_whole
+            return replace(view, content=None) if lost else view
 
         self._count += 1
         views = tree_map_only(Tensor, seen, (args, kwargs))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...dag.ir.convert import MAX_GRAPH_BYTES, graph_from_bytes
+from ...dag.ir.graph import Graph
 from ...job import Job
 from ...job.settings import plain
 from ...net.blobs.client import BlobClient
@@ -32,7 +33,7 @@ from ..models import models
 from ..models.division import loss_and_metrics
 from ..uploading import transfer
 from .broker_calls import BrokerCalls
-from .resume import check_same
+from .resume import check_same, manifest_of
 
 __all__ = ["evaluated", "evaluated_there", "evaluation_spec", "held_out", "one_evaluation"]
 
@@ -76,8 +77,7 @@ def held_out(
     """
     train = job.train
     count = (train.eval_batches if batches is None else batches) * train.microbatches
-    text = transfer(access, lambda blobs: blobs.fetch(data_hash))
-    manifest = Manifest.from_json(text)
+    manifest = manifest_of(access, data_hash)
     if not manifest.held_out or not count:
         raise DataError("nothing is held out in this run: set holdout and eval_batches above 0")
     _check_there(manifest, train.batch, batches)
@@ -145,13 +145,10 @@ def evaluated_there(
     spec = evaluation_spec(client.recall(run).spec, weights, batches)
     with client.translated():
         if batches:
-            text = transfer(client.access, lambda blobs: blobs.fetch(spec.data.hash))
             batch = Job.from_json(spec.job).train.batch
-            _check_there(Manifest.from_json(text), batch, batches)
-        graph = transfer(
-            client.access, lambda blobs: blobs.fetch(spec.graph.hash, most_bytes=MAX_GRAPH_BYTES)
-        )
-    running = [b.name for b in graph_from_bytes(graph).buffers if b.update is not None]
+            _check_there(manifest_of(client.access, spec.data.hash), batch, batches)
+        graph = graph_of(client.access, spec)
+    running = [b.name for b in graph.buffers if b.update is not None]
     if running:
         raise RecordError(
             f"run {run} has running statistics ({running[0]}), which a step over its data would "
@@ -159,6 +156,14 @@ def evaluated_there(
         )
     got = one_evaluation(client, client.submit_spec(spec), run)
     return {"loss": got.loss, **{m.name: m.value for m in got.metrics}} | {"weight": got.weight}
+
+
+def graph_of(access: Access, spec: RunSpec) -> Graph:
+    """The full graph of a run."""
+    size = MAX_GRAPH_BYTES
+    return graph_from_bytes(
+        transfer(access, lambda blobs: blobs.fetch(spec.graph.hash, most_bytes=size))
+    )
 
 
 def one_evaluation(client: BrokerCalls, found: str, run: str) -> Evaluation:

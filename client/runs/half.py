@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...dag.ir.convert import MAX_GRAPH_BYTES, graph_from_bytes, graph_to_bytes, lowered_to_bytes
+from ...dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from ...dag.ir.graph import Graph
 from ...dag.transforms.bypass import without_every_second
 from ...dag.transforms.lower_sizes import lower_for_sizes
@@ -20,7 +20,7 @@ from ...proto.broker_pb2 import Evaluation, Plan, RunEvent, RunSpec, Weights
 from ...proto.common_pb2 import BlobRef
 from ..uploading import transfer
 from .broker_calls import BrokerCalls
-from .evaluate import evaluation_spec, one_evaluation
+from .evaluate import evaluation_spec, graph_of, one_evaluation
 
 __all__ = ["HalfModel", "evaluated_half", "half_spec", "last_evaluation", "leaves_out"]
 
@@ -79,13 +79,10 @@ def evaluated_half(client: BrokerCalls, run: str, weights: Weights, whole: float
     where no peers were free for PATIENCE_S, Refused."""
     before = client.recall(run).spec
     with client.translated():
-        graph = transfer(
-            client.access, lambda blobs: blobs.fetch(before.graph.hash, most_bytes=MAX_GRAPH_BYTES)
-        )
         spec, names = half_spec(
             before,
             weights,
-            graph_from_bytes(graph),
+            graph_of(client.access, before),
             lambda data: transfer(client.access, lambda blobs: blobs.store(data)),
         )
     found = client.submit_spec(spec)

@@ -75,15 +75,9 @@ def prepared(
     """Make what goes on from the newest checkpoint of a run, or from one in a folder. `job`: said
     on this machine, in place of what its record has; `to`: where outputs go, and where the record
     is looked for. Raises as `Client.go_on` does."""
-    if checkpoints.is_folder(source):
-        kept = checkpoints.read(source)
-        said, sidecars = _recorded(kept.checkpoint.run, to)
-        own, found = job or said, kept.checkpoint
-        _check_outputs(own, changes, sidecars)
-        with client.translated():
-            spec = checkpoints.upload(client.access, kept, say)
-            manifest = _manifest(client.access, spec)
-            _bring_data(client.access, own, Job.from_json(spec.job), spec, manifest, say)
+    kept = checkpoints.read(source) if checkpoints.is_folder(source) else None
+    if kept is not None:
+        run, spec, found = kept.checkpoint.run, kept.spec, kept.checkpoint
     else:
         if client.is_open(source):
             raise Refused(
@@ -96,14 +90,16 @@ def prepared(
                 f"run {source} has no checkpoint: its job makes none (output.every), or it ended "
                 "before the first"
             )
-        said, sidecars = _recorded(source, to)
-        own, spec, found = job or said, recalled.spec, recalled.checkpoint
-        _check_outputs(own, changes, sidecars)
-        with client.translated():
-            manifest = _manifest(client.access, spec)
-            if job is not None and said is None:
-                _bring_data(client.access, own, Job.from_json(spec.job), spec, manifest, say)
-    before = Job.from_json(spec.job)
+        run, spec, found = source, recalled.spec, recalled.checkpoint
+    said, sidecars = _recorded(run, to)
+    own = job or said
+    _check_outputs(own, changes, sidecars)
+    with client.translated():
+        if kept is not None:
+            spec = checkpoints.upload(client.access, kept, say)
+        manifest, before = manifest_of(client.access, spec.data.hash), Job.from_json(spec.job)
+        if kept is not None or (job is not None and said is None):
+            _bring_data(client.access, own, before, spec, manifest, say)
     if own is not None:
         before = job or before.with_places(own)
     wanted = before.with_changes(changes)
@@ -178,8 +174,9 @@ def _recorded(run: str, to: Path | str | None) -> tuple[Job | None, Path | None]
     return None, None
 
 
-def _manifest(access: Access, spec: RunSpec) -> Manifest:
-    return Manifest.from_json(transfer(access, lambda blobs: blobs.fetch(spec.data.hash)))
+def manifest_of(access: Access, name: str) -> Manifest:
+    """The manifest that the broker has under a hash."""
+    return Manifest.from_json(transfer(access, lambda blobs: blobs.fetch(name)))
 
 
 def _bring_data(

@@ -236,7 +236,6 @@ class Run:
         one."""
         from ..models import models
         from ..models.adapters import merged
-        from ..models.state_dicts import load_named
 
         own = own_job(read_run(self.folder))
         if own is None or own.model.factory.startswith(LIVE):
@@ -247,8 +246,7 @@ class Run:
                 'format "peft"'
             )
         built = models.build(replace(own, model=replace(own.model, weights="init")))
-        with self._brought() as found:
-            load_named(built, found)
+        self.load_into(built)
         return merged(built)
 
     def _exported(self) -> broker_pb2.Weights:
@@ -354,7 +352,6 @@ class Run:
         another model, data or batch, RunFailed without weights.
         """
         from ..models import models
-        from ..models.state_dicts import load_named
         from . import evaluate
 
         job, data = evaluate.evaluated(self.client, self.id, self.folder, module, job)
@@ -365,8 +362,7 @@ class Run:
             )
         job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
         built = models.build(job)
-        with self._brought() as found:
-            load_named(built, found)
+        self.load_into(built)
         with self.client.translated():
             plain = models.on_cpu(built)
             return evaluate.held_out(self.client.access, plain, job, data, batches)

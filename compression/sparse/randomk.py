@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from .. import counter
-from ..checks import check_length, count, dtype_name, dtype_of, flat
-from ..echo import TensorShape, check_finite
+from ..checks import check_length, count, dtype_of, flat
+from ..echo import check_finite, shape_of
 from ..interface import CodecError, Encoded, Spec
 from .topk import kept
 from .values import Values
@@ -89,7 +89,7 @@ class RandomK:
     def encode(self, tensor: Tensor, key: int = 0) -> Encoded:
         """Raises CodecError for what is no floating point tensor, and for NaN and infinities."""
         x = flat(_WORD, tensor)
-        n, k = self._layout(TensorShape(tuple(tensor.shape), dtype_name(tensor), 0))
+        n, k = self._layout(shape_of(tensor))
         if n == 0:
             return Encoded(b"", ())
         check_finite(_WORD, x)

@@ -24,8 +24,8 @@ import struct
 import torch
 from torch import Tensor
 
-from ..checks import check_length, count, dtype_name, dtype_of, flat, from_bytes, views
-from ..echo import all_finite
+from ..checks import check_length, count, dtype_of, flat, from_bytes, views
+from ..echo import all_finite, shape_of
 from ..interface import CodecError, Encoded, Spec
 from . import indices
 from .select import HOW, largest
@@ -90,7 +90,7 @@ class TopK:
         """Raises CodecError for what is no floating point tensor, and for more than k numbers that
         are not finite."""
         x = flat(_WORD, tensor)
-        n, rows, k, _ = self._of(tuple(tensor.shape), dtype_name(tensor))
+        n, rows, k, _ = self._layout(shape_of(tensor))
         if n == 0:
             return Encoded(b"", ())
         found = largest(x, k, self.select, rows)
@@ -146,13 +146,8 @@ class TopK:
 
     def _layout(self, spec: Spec) -> tuple[int, int, int, int]:
         """Elements, rows, k of a row, and how many more or fewer of it may be kept."""
-        count(_WORD, spec)
-        return self._of(spec.sizes, spec.dtype)
-
-    def _of(self, sizes: tuple[int, ...], dtype: str) -> tuple[int, int, int, int]:
-        n = math.prod(sizes)
-        rows = sizes[0] if self.scope == "sample" and sizes and n else 1
-        if n == 0:
+        if (n := count(_WORD, spec)) == 0:
             return 0, 1, 0, 0
+        rows = spec.sizes[0] if self.scope == "sample" and spec.sizes else 1
         k = kept(_WORD, n // rows, self.ratio)
         return n, rows, k, k // 100 if self.varying else 0

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from ..checks import check_state, count, dtype_name, dtype_of, flat
 from ..echo import all_finite, echo, narrowed, shape_of, wide
-from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec, typical_bytes
 from ..plain.block import int8
-from .feedback import stateless, typical_bytes
+from .feedback import stateless
 
 __all__ = ["Delta", "counted"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..checks import check_state, dtype_of, flat
 from ..echo import TensorShape, all_finite, echo, narrowed, shape_of, wide
-from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec, typical_bytes
 
 __all__ = ["Feedback", "decayed_feedback", "feedback", "stateless"]
 
@@ -39,11 +39,6 @@ def stateless(wrapper: str, inner: Codec | StatefulCodec) -> Codec:
     if getattr(inner, "stateful", False):
         raise CodecError(f"{wrapper}+{inner.name}: expected a codec without state inside")
     return cast(Codec, inner)
-
-
-def typical_bytes(codec: Codec, spec: Spec) -> int:
-    """As the function of `compression/codec.py`, which imports the wrappers."""
-    return int(getattr(codec, "typical_bytes", codec.size_bytes)(spec))
 
 
 class Feedback:

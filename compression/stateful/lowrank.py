@@ -77,17 +77,18 @@ class LowRank:
     def size_bytes(self, spec: Spec) -> int:
         """With a new basis; without one see `typical_bytes`. Of a tensor that it cannot write those
         of the tensor, so that `fitting` leaves it to raw."""
-        if not self._fits(spec):
-            return spec.size_bytes
-        rows, width = self._rows(spec)
-        return self._known_bytes(rows, width) + 4 * width * self.rank
+        return self._bytes(spec, 1)
 
     def typical_bytes(self, spec: Spec) -> int:
         """The mean over a renewal period."""
+        return self._bytes(spec, self.renew)
+
+    def _bytes(self, spec: Spec, every: int) -> int:
+        """The mean of tensors of which the `every`-th comes with a basis."""
         if not self._fits(spec):
             return spec.size_bytes
         rows, width = self._rows(spec)
-        return self._known_bytes(rows, width) + 4 * width * self.rank // self.renew
+        return self._known_bytes(rows, width) + 4 * width * self.rank // every
 
     def encode(self, tensor: Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:
         spec = shape_of(tensor)

@@ -374,8 +374,8 @@ class Exchanges:
         bounds = exchange.bounds(self.wire.elements(exchange))
         if content in _SUMS:
             return self.held[exchange.index].strategy.space(bounds)
-        kind = _Mean if content is ExchangeContent.TIED_DELTA else TensorSpace
-        return kind(bounds, self.device)
+        adds = _mean if content is ExchangeContent.TIED_DELTA else add
+        return TensorSpace(bounds, self.device, adds)
 
     def _take(
         self, exchange: Exchange, hops: Sequence[tuple[Hop, Tensor]], space: VectorSpace[Tensor]
@@ -419,11 +419,9 @@ class _Scores(TensorSpace):
         return norm.combine(found, self._wire.metrics, squares=training).pack(self._to)
 
 
-class _Mean(TensorSpace):
+def _mean(parts: Sequence[Tensor]) -> Tensor:
     """Each stage of a tied parameter has the updates of all holders, as codecs left them."""
-
-    def add(self, parts: Sequence[Tensor]) -> Tensor:
-        return add(parts).div_(len(parts))
+    return add(parts).div_(len(parts))
 
 
 def present(transfer: Transfer, value: Tensor | None) -> Tensor:

@@ -73,13 +73,16 @@ def _surveyed(graph: Graph, reader: Reader) -> Ignored:
     if not tried.seen:
         return Ignored(unknown=tried.unseen)
     if manifest.kind == "arrays":
-        return Ignored(_rows(graph, reader, given, tried), tried.unseen)
+        every = range(manifest.total)
+        return Ignored(_pieces(graph, reader, given, tried, every), tried.unseen)
     by_values = [x for x in tried.seen if x.index in tried.kept]
     seen = set[str]().union(*(_values(reader, lookup) for lookup in by_values))
     others = [x for x in tried.seen if x not in by_values]
     if others:
         rest = Lookups(graph.bind(2), given, {x.operator.name for x in others})
-        seen |= _pieces(graph, reader, given, rest, _windows(reader, rest))
+        last = manifest.total - manifest.length - 1
+        starts = np.append(np.arange(0, last, manifest.length), last)  # side by side
+        seen |= _pieces(graph, reader, given, rest, starts)
     # What several items decide together has more values than windows side by side show.
     unknown = tried.unseen | {x.operator.name for x in others if x.of_classes}
     return Ignored(frozenset(seen), unknown)
@@ -123,31 +126,16 @@ def _values(reader: Reader, lookup: Lookup) -> set[str]:
     return found
 
 
-def _windows(reader: Reader, tried: Lookups) -> Iterator[Indices]:
-    """Windows side by side over all items."""
-    manifest = reader.manifest
-    last = manifest.total - manifest.length - 1
-    starts = np.append(np.arange(0, last, manifest.length), last)
-    step = max(1, min(MOST_AT_ONCE, 2 * PIECE // tried.largest))
-    yield from (starts[i : i + step] for i in range(0, len(starts), step))
-
-
-def _rows(graph: Graph, reader: Reader, given: list[str], tried: Lookups) -> frozenset[str]:
-    """All samples of arrays, in pieces."""
-    step = max(1, min(MOST_AT_ONCE, 2 * PIECE // tried.largest))
-    total = reader.manifest.total
-    starts = (np.arange(i, min(i + step, total)) for i in range(0, total, step))
-    return _pieces(graph, reader, given, tried, starts)
-
-
 def _pieces(
-    graph: Graph, reader: Reader, given: list[str], tried: Lookups, at: Iterator[Indices]
+    graph: Graph, reader: Reader, given: list[str], tried: Lookups, starts: range | Indices
 ) -> frozenset[str]:
-    """Look at the samples that begin at these items; the same numbers one after the other."""
+    """Look at the samples that begin at these items, some at a time."""
+    step = max(1, min(MOST_AT_ONCE, 2 * PIECE // tried.largest))
     names = [v.removeprefix("in:") for v in tried.reads]
     made: dict[int, Lookups] = {}
     ignoring: frozenset[str] = frozenset()
-    for items in at:
+    for first in range(0, len(starts), step):
+        items = np.asarray(starts[first : first + step])
         if len(items) not in made:
             only = {x.operator.name for x in tried.seen}
             made[len(items)] = Lookups(graph.bind(len(items)), given, only)

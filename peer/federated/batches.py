@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ...dag.permutation import Domain, key, permute
+from ...dag.permutation import Domain, Indices, key, permute
 
 __all__ = ["Participant", "batches"]
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

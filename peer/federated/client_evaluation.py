@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...dag.execute.model_copies import ModelCopies
 from ...dag.ir.graph import Graph
-from ...dag.permutation import Domain, key, permute
+from ...dag.permutation import Domain, Indices, key, permute
 from ...dag.transforms.evaluation import evaluation
 from ...proto.broker_pb2 import ClientNumber
 from ..data.partition import Partition
@@ -27,7 +27,6 @@ __all__ = ["MOST_EVALUATED", "ClientEvaluation"]
 
 MOST_EVALUATED = 1000
 """Clients of one evaluation."""
-Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -79,7 +78,8 @@ class ClientEvaluation:
         cut = [
             (row, part)
             for row, client in enumerate(self.clients.tolist())
-            for part in _cut(self._partition.held_out(client), self._batch)
+            for samples in [self._partition.held_out(client)]
+            for part in np.split(samples, range(self._batch, samples.size, self._batch))
         ]
         cut.sort(key=lambda one: one[1].size)
         for _, same in groupby(cut, key=lambda one: one[1].size):
@@ -87,10 +87,6 @@ class ClientEvaluation:
             for first in range(0, len(pieces), self._most):
                 some = pieces[first : first + self._most]
                 yield np.array([row for row, _ in some]), np.stack([part for _, part in some])
-
-
-def _cut(samples: Indices, batch: int) -> list[Indices]:
-    return [samples[at : at + batch] for at in range(0, samples.size, batch)]
 
 
 def _spread(name: str, sums: Floats, weights: Floats) -> ClientNumber:

@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...dag.analysis.samples import why_samples_meet
 from ...dag.ir.graph import Graph
 from ...dag.ir.operators import takes_key
+from ...dag.permutation import Indices
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
 from ...job import Training
 from ...job.rounds import SUM_BYTES, method_of, options_of
@@ -40,8 +40,6 @@ from ..rounds.methods.round_strategy import State
 from .batches import Participant, batches
 
 __all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "check_labels", "why_not_in_steps"]
-
-Indices = npt.NDArray[np.int64]
 
 
 class OwnSamples:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ...dag.execute.model_copies import CopiesForward, ModelCopies
 from ...dag.ir.graph import Graph
+from ...dag.permutation import Indices
 from ...job import Train
 from ..optimizers.loss_scaler import LossScaler
 from ..sync.optimizer import StageOptimizer, clip_factor
@@ -30,7 +30,6 @@ __all__ = ["Cohort", "Trained", "as_rows"]
 
 AHEAD_BYTES = 16 << 20
 """Of inputs that are read before their step."""
-Indices = npt.NDArray[np.int64]
 Corrections = Callable[[Sequence[int]], Mapping[str, Tensor]]
 """By numbers of participants, what is added to their gradients: by parameter, (participants,
 numbers)."""
@@ -61,6 +60,20 @@ def as_rows(values: Tensor) -> Tensor:
     return values.unsqueeze(-1).flatten(1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What all participants of a round are trained with; as of `Cohort.work`, and what is known of
+    features."""
+
+    version: Mapping[str, Tensor]
+    train: Train
+    read: Read
+    key: Key
+    number: int
+    corrections: Corrections | None
+    known: Distribution | None
+
+
 class _ApartError(Exception):
     """Copies of which not all make a step: in the batch of one no sample counts, or its scaled
     gradients overflow. Its optimizer must not count one, and another scale of losses be its own, so
@@ -89,8 +102,6 @@ class Cohort:
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._virtual, self._device = virtual, torch.device(device)
         self._features, self._scales_loss = features, scales_loss
-        self._known: Distribution | None = None
-        self._at: Train | None = None
         self._copies = (
             ModelCopies(virtual.form.graph, device, virtual.form.reads)
             if virtual
@@ -112,49 +123,41 @@ class Cohort:
         [train] has it of each. `key`: of what is random in a participant's step. `round_`: of
         which the noise hangs besides. `corrections`: of gradients, before they are clipped. Yields
         up to `most` of them at once."""
-        self._known = self._features.begin(version, round_) if self._features else None
+        train = self._train
+        if rate is not None:
+            train = replace(train, lr=rate, schedule="constant", warmup=0)
+        known = self._features.begin(version, round_) if self._features else None
+        one = _Round(version, train, read, key, round_, corrections, known)
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
             some = longest[first : first + self._most]
             try:
-                yield self._together(version, some, read, rate, key, round_, corrections)
+                yield self._together(one, some)
             except _ApartError:
-                for one in some:
-                    yield self._together(version, [one], read, rate, key, round_, corrections)
+                for alone in some:
+                    yield self._together(one, [alone])
 
     def _together(
-        self,
-        version: Mapping[str, Tensor],
-        cohort: Sequence[tuple[Participant, Sequence[Indices]]],
-        read: Read,
-        rate: float | None,
-        key: Key,
-        round_: int,
-        corrections: Corrections | None,
+        self, one: _Round, cohort: Sequence[tuple[Participant, Sequence[Indices]]]
     ) -> Trained:
-        train = self._train if rate is None else self._constant(rate)
-        bends = corrections([p.number for p, _ in cohort]) if corrections else {}
-        scaler = LossScaler(train.loss_scale) if self._scales_loss else None
-        stack = _Stack(
-            self._graph, train, version, len(cohort), self._device, self._mu, bends, scaler
-        )
+        bends = one.corrections([p.number for p, _ in cohort]) if one.corrections else {}
+        scaler = LossScaler(one.train.loss_scale) if self._scales_loss else None
+        stack = _Stack(self._graph, one, len(cohort), self._device, self._mu, bends, scaler)
         weighs, device = bool(self._graph.weight), self._device
         losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
         plans = [plan for _, plan in cohort]
         alike = len({len(batch) for plan in plans for batch in plan}) == 1
-        ahead = _ahead(plans, read) if alike and len({*map(len, plans)}) == 1 else None
+        ahead = _ahead(plans, one.read) if alike and len({*map(len, plans)}) == 1 else None
         for step in range(max(map(len, plans))):
             active = sum(len(plan) > step for plan in plans)
             stack.keep(active)
-            keys = [key(p.number, step) for p, _ in cohort] if self._takes_key else []
             some = [p for p, _ in cohort[:active]]
             if ahead is not None:
-                found = self._run(stack, None, next(ahead), some, keys, round_, step)
+                found = self._run(one, stack, None, next(ahead), some, step)
             else:
-                found = self._step(
-                    stack, [plan[step] for plan in plans[:active]], read, keys, some, round_, step
-                )
+                places = [plan[step] for plan in plans[:active]]
+                found = self._step(one, stack, places, some, step)
             if weighs and len(cohort) > 1 and not bool(found.weights.all()):
                 raise _ApartError
             stack.update(found)
@@ -165,31 +168,19 @@ class Cohort:
             else:
                 losses[:active] += found.losses
         return Trained(
-            tuple(one.number for one, _ in cohort),
+            tuple(p.number for p, _ in cohort),
             stack.values(),
             tuple(int(made) for made in counts.tolist()),
             (losses / counts).cpu(),
             stack.skipped,
         )
 
-    @property
-    def _takes_key(self) -> bool:
-        return self._copies.takes_key or bool(self._features and self._features.takes_key)
-
-    def _constant(self, rate: float) -> Train:
-        """The settings with one learning rate for all steps."""
-        if self._at is None or self._at.lr != rate:
-            self._at = replace(self._train, lr=rate, schedule="constant", warmup=0)
-        return self._at
-
     def _step(
         self,
+        one: _Round,
         stack: _Stack,
         places: Sequence[Indices],
-        read: Read,
-        keys: Sequence[int],
         some: Sequence[Participant],
-        round_: int,
         step: int,
     ) -> CopiesForward:
         """One forward and backward of all active copies, by batches of one size."""
@@ -198,32 +189,32 @@ class Cohort:
         made = []
         for group in groups:
             which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
-            inputs = read(np.stack([places[i] for i in group]))
-            mine, mixed = [some[i] for i in group], [keys[i] for i in group if keys]
-            made.append(self._run(stack, which, inputs, mine, mixed, round_, step))
+            inputs = one.read(np.stack([places[i] for i in group]))
+            made.append(self._run(one, stack, which, inputs, [some[i] for i in group], step))
         return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
 
     def _run(
         self,
+        one: _Round,
         stack: _Stack,
         which: Tensor | None,
         inputs: Mapping[str, Tensor],
         mine: Sequence[Participant],
-        keys: Sequence[int],
-        round_: int,
         step: int,
     ) -> CopiesForward:
         """One forward and backward of these copies, on noise or features of all as well where there
         are some."""
-        loss_of = None
+        loss_of, features = None, self._features
         if self._virtual:
-            inputs, loss_of = self._virtual.beside(inputs, mine, round_, step, self._device)
+            inputs, loss_of = self._virtual.beside(inputs, mine, one.number, step, self._device)
+        takes_key = self._copies.takes_key or (features is not None and features.takes_key)
+        keys = [one.key(p.number, step) for p in mine] if takes_key else []
         standing = stack.of(which)
         made = self._copies.run(*standing, inputs, keys, loss_of, stack.scale)
-        if self._features is None or self._known is None:
+        if features is None or one.known is None:
             return made
-        drawn = self._features.drawn(self._known, mine, round_, step)
-        return self._features.beside(made, *standing, drawn, keys, round_)
+        drawn = features.drawn(one.known, mine, one.number, step)
+        return features.beside(made, *standing, drawn, keys, one.number)
 
 
 def _ahead(plans: Sequence[Sequence[Indices]], read: Read) -> Iterator[Mapping[str, Tensor]]:
@@ -268,8 +259,7 @@ class _Stack:
     def __init__(
         self,
         graph: Graph,
-        train: Train,
-        version: Mapping[str, Tensor],
+        one: _Round,
         copies: int,
         device: torch.device,
         mu: float,
@@ -280,7 +270,8 @@ class _Stack:
         self._bends, self._scaler = bends, scaler
         self.skipped = 0
         """Steps of all copies, so far, that overflowed."""
-        self._graph, self._train, self._active, self._steps = graph, train, copies, 0
+        self._graph, self._train, self._active, self._steps = graph, one.train, copies, 0
+        version = one.version
         self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
         def stacked(name: str, moves: bool) -> Tensor:
@@ -295,7 +286,7 @@ class _Stack:
         self._rules = {b.name: b.update for b in graph.buffers if b.update}
         buffers = (b.name for b in graph.buffers if b.name in version)
         self._buffers = {n: stacked(n, n in self._rules) for n in buffers}
-        self._apart = [self._alone(i) for i in range(copies)] if train.whole else []
+        self._apart = [self._alone(i) for i in range(copies)] if one.train.whole else []
         self._begin({})
 
     def _alone(self, copy: int) -> tuple[dict[str, nn.Parameter], StageOptimizer]:

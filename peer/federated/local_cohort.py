@@ -18,14 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
+from ...dag.permutation import Indices
 from ...dag.rounds.cohorts import places_of, state_number
 from ...job import Training
 from ...proto import broker_pb2
@@ -367,6 +366,6 @@ class LocalCohort(ClientSteps):
         float32; None where that makes no difference."""
         return self._senders.get(value.removeprefix("param:"))
 
-    def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
+    def _read(self, places: Indices) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))
         return {name: t.view(*places.shape, *t.shape[1:]) for name, t in found.items()}

@@ -28,7 +28,6 @@ from torch.nn import functional as F
 
 from ...dag.plan.messages import Blocks, blocks_of
 from .feedback import ErrorFeedback
-from .gradient_vector import TensorSpace
 from .optimizer import learning_rate
 from .pairs import parts_like
 from .strategy import Holder
@@ -72,8 +71,24 @@ class DeMo(ErrorFeedback):
         filled = F.pad(words, (0, -words.numel() % 4)).view(self._own[0].dtype)
         return self.flagged([self._own[0], filled])
 
-    def space(self, bounds: Sequence[int]) -> TensorSpace:
-        return _Sums(bounds, self)
+    @torch.no_grad()
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        """For each number the mean over those who sent it, transformed back."""
+        parts = [part.to(self.holder.device) for part in parts]
+        sent = sum(b.sent for b in self.blocks.values())
+        words = -(-sent // 4) * 8 // parts[0].itemsize
+        places = [p[sent : sent + words].view(torch.int16).long() for p in parts]
+        found, at = [], 0
+        for b in self.blocks.values():
+            sums, count = (parts[0].new_zeros(b.number, b.rows * b.columns) for _ in range(2))
+            for part, place in zip(parts, places, strict=True):
+                index = place[at : at + b.sent].view(b.number, b.top)
+                values = part[at : at + b.sent].view(b.number, b.top)
+                sums.scatter_add_(1, index, values)  # all different: the order is that of parts
+                count.scatter_add_(1, index, torch.ones_like(values))
+            found.append(inverse(sums / count.clamp(min=1), b).reshape(-1))
+            at += b.sent
+        return torch.cat([*found, self.flags_of(parts)])
 
     @torch.no_grad()
     def take(self, which: int, total: Tensor) -> None:
@@ -88,40 +103,11 @@ class DeMo(ErrorFeedback):
     def update(self, step: int, *, weight: float, norm: float) -> None:
         if len(self.holder.holders) == 1:
             self.on_gradient(step)
-            self.take(0, self.space(()).add([self.message(0)]))
+            self.take(0, self.add([self.message(0)]))
         for p in self.trained.values():
             if p.grad is not None:
                 p.grad.sign_()
         super().update(step, weight=float(weight != 0), norm=0.0)
-
-
-class _Sums(TensorSpace):
-    """For each number the mean over those who sent it, transformed back."""
-
-    def __init__(self, bounds: Sequence[int], strategy: DeMo) -> None:
-        super().__init__(bounds, strategy.holder.device)
-        self._strategy = strategy
-
-    @torch.no_grad()
-    def add(self, parts: Sequence[Tensor]) -> Tensor:
-        strategy = self._strategy
-        parts = [part.to(self._device) for part in parts]
-        sent = sum(b.sent for b in strategy.blocks.values())
-        words = -(-sent // 4) * 8 // parts[0].itemsize
-        places = [p[sent : sent + words].view(torch.int16).long() for p in parts]
-        found, at = [], 0
-        for b in strategy.blocks.values():
-            sums, count = (parts[0].new_zeros(b.number, b.rows * b.columns) for _ in range(2))
-            for part, place in zip(parts, places, strict=True):
-                index = place[at : at + b.sent].view(b.number, b.top)
-                values = part[at : at + b.sent].view(b.number, b.top)
-                sums.scatter_add_(1, index, values)  # all different: the order is that of parts
-                count.scatter_add_(1, index, torch.ones_like(values))
-            found.append(inverse(sums / count.clamp(min=1), b).reshape(-1))
-            at += b.sent
-        flags = len(strategy.trained)
-        flagged = torch.stack([part[part.numel() - flags :] for part in parts]).sum(0)
-        return torch.cat([*found, flagged])
 
 
 @cache

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...dag.plan.plan import PeerId
-from .gradient_vector import TensorSpace, parts_of
+from .gradient_vector import parts_of
 from .optimizer import KEPT
 from .strategy import Holder, Strategy
 
@@ -29,15 +29,12 @@ VELOCITY = f"{KEPT}velocity"
 class DGC(Strategy):
     """Momentum of a holder's own gradients, forgotten where it was sent."""
 
+    keeps = 1
+
     def __init__(self, holder: Holder) -> None:
         super().__init__(holder)
         self.velocity: dict[str, Tensor] = {}
         self._next: dict[str, Tensor] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        item = self.holder.layout.dtype.itemsize
-        return super().size_bytes + sum(p.numel() * item for p in self.trained.values())
 
     @torch.no_grad()
     def on_gradient(self, step: int) -> None:
@@ -49,10 +46,12 @@ class DGC(Strategy):
                     p.grad.add_(self.velocity[name], alpha=self.holder.momentum)
                 self._next[name] = p.grad.to(self.holder.layout.dtype, copy=True)
 
-    def space(self, bounds: Sequence[int]) -> TensorSpace:
-        return _Heard(bounds, self)
-
     @torch.no_grad()
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum; codecs have left of this holder's own part what arrived at the others."""
+        self.sent(parts[self.holder.holders.index(self.holder.peer)])
+        return super().add(parts)
+
     def sent(self, own: Tensor) -> None:
         """What of this holder's own message arrived at the others."""
         for name, part in parts_of(self.holder.layout, own).items():
@@ -74,16 +73,3 @@ class DGC(Strategy):
         mine, device = of.get(self.holder.peer, {}), self.holder.device
         found = {n: mine.get(f"{n}:{VELOCITY}") for n in self.trained}
         self.velocity = {n: u.to(device, copy=True) for n, u in found.items() if u is not None}
-
-
-class _Heard(TensorSpace):
-    """Tells the strategy what codecs left of its own part."""
-
-    def __init__(self, bounds: Sequence[int], strategy: DGC) -> None:
-        super().__init__(bounds, strategy.holder.device)
-        self._strategy = strategy
-
-    def add(self, parts: Sequence[Tensor]) -> Tensor:
-        holder = self._strategy.holder
-        self._strategy.sent(parts[holder.holders.index(holder.peer)])
-        return super().add(parts)

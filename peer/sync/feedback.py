@@ -33,6 +33,8 @@ class ErrorFeedback(Strategy):
     """What strategies have in common that keep what they did not send. They give `message`, and
     call `sent` in `take`. `decay`: what A has of E."""
 
+    keeps = 1
+
     @property
     def decay(self) -> float:
         return 1.0
@@ -45,11 +47,6 @@ class ErrorFeedback(Strategy):
         self.step = 0
         self._left: dict[str, Tensor] = {}
         self._flags = torch.zeros(0)
-
-    @property
-    def size_bytes(self) -> int:
-        item = self.holder.layout.dtype.itemsize
-        return super().size_bytes + sum(p.numel() * item for p in self.trained.values())
 
     @torch.no_grad()
     def on_gradient(self, step: int) -> None:
@@ -75,6 +72,11 @@ class ErrorFeedback(Strategy):
         """How many holders had a gradient of each parameter."""
         found: list[float] = total[total.numel() - len(self.trained) :].tolist()
         return found
+
+    def flags_of(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of what messages have at their ends."""
+        count = len(self.trained)
+        return torch.stack([part[part.numel() - count :] for part in parts]).sum(0)
 
     @torch.no_grad()
     def sent(

@@ -9,7 +9,7 @@ one place and one order, so every holder ends with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -53,13 +53,27 @@ class Layout:
         return TensorSpec((self.elements if elements is None else elements,), name)
 
 
+def add(parts: Sequence[Tensor]) -> Tensor:
+    """The sum in the given order, a fresh tensor."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part.to(total.device, non_blocking=True)
+    return total
+
+
 class TensorSpace:
     """Flat tensors of one exchange: (elements,) each. `bounds`: where its shards begin, and where
-    the last one ends."""
+    the last one ends. `add`, `relay`: as of `VectorSpace`."""
 
-    def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        bounds: Sequence[int],
+        device: torch.device,
+        add: Callable[[Sequence[Tensor]], Tensor] = add,
+        relay: Callable[[Tensor], Tensor] = lambda total: total,
+    ) -> None:
         self._lengths = [b - a for a, b in pairwise(bounds)]
-        self._device = device
+        self._device, self._add, self._relay = device, add, relay
 
     def cut(self, vector: Tensor) -> Sequence[Tensor]:
         """Views: nobody may change them."""
@@ -76,10 +90,10 @@ class TensorSpace:
         return self.concat(shards)
 
     def add(self, parts: Sequence[Tensor]) -> Tensor:
-        return add(parts)
+        return self._add(parts)
 
     def relay(self, total: Tensor) -> Tensor:
-        return total
+        return self._relay(total)
 
 
 def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.device) -> Tensor:
@@ -95,26 +109,15 @@ def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.
     return vector
 
 
-def add(parts: Sequence[Tensor]) -> Tensor:
-    """The sum in the given order, a fresh tensor."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part.to(total.device, non_blocking=True)
-    return total
-
-
 def grads_of(layout: Layout, vector: Tensor) -> dict[str, Tensor | None]:
     """The gradients in a summed vector; None where nobody had one. They are views of the vector
     where the dtypes agree: give the vector away."""
-    found: dict[str, Tensor | None] = {}
-    at, flags = 0, layout.elements - len(layout.parameters)
-    there = vector[flags : layout.elements].tolist()
-    for (name, spec), count in zip(layout.parameters, there, strict=True):
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        part = vector[at : at + spec.elements].view(spec.sizes).to(dtype)
-        found[name] = part if count else None
-        at += spec.elements
-    return found
+    there = vector[layout.elements - len(layout.parameters) : layout.elements].tolist()
+    parts = parts_of(layout, vector)
+    return {
+        name: parts[name].to(getattr(torch, spec.dtype)) if count else None
+        for (name, spec), count in zip(layout.parameters, there, strict=True)
+    }
 
 
 def parts_of(layout: Layout, vector: Tensor) -> dict[str, Tensor]:

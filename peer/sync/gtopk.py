@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ...dag.plan.messages import share_of
 from .feedback import ErrorFeedback
-from .gradient_vector import TensorSpace
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
 from .strategy import Holder
 
@@ -58,8 +57,26 @@ class GTopK(ErrorFeedback):
         self._given = whole.abs().topk(self.count).indices
         return self.flagged(pack_pairs(whole[self._given], self._given))
 
-    def space(self, bounds: Sequence[int]) -> TensorSpace:
-        return _Merging(bounds, self)
+    @torch.no_grad()
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sums by place, pruned."""
+        k, parts = self.count, [part.to(self.holder.device) for part in parts]
+        pairs = [unpack_pairs(part, k) for part in parts]
+        places, at = torch.unique(torch.cat([p for _, p in pairs]), return_inverse=True)
+        sums = parts[0].new_zeros(places.numel())
+        for (values, _), where in zip(pairs, at.split(k), strict=True):
+            sums[where] += values  # places of one part are all different: the order is fixed
+        kept = torch.zeros_like(places, dtype=torch.bool)
+        kept[sums.abs().topk(k).indices] = True
+        self.pruned = places[~kept]
+        return torch.cat([*pack_pairs(sums[kept], places[kept]), self.flags_of(parts)])
+
+    def relay(self, total: Tensor) -> Tensor:
+        """The sum with a mark at what was pruned here."""
+        k = self.count
+        values, places = unpack_pairs(total, k)
+        marked = torch.where(torch.isin(places, self.pruned), ~places, places)
+        return torch.cat([*pack_pairs(values, marked), total[2 * k :]])
 
     @torch.no_grad()
     def take(self, which: int, total: Tensor) -> None:
@@ -72,32 +89,3 @@ class GTopK(ErrorFeedback):
         mine = self._given[torch.isin(self._given, places[counted])]
         own[mine] = whole[mine]
         self.sent(parts_like(own, self.whole), parts_like(found, self.whole), self.flags(total))
-
-
-class _Merging(TensorSpace):
-    """Messages are added up by place, pruned, and marked on their way back."""
-
-    def __init__(self, bounds: Sequence[int], strategy: GTopK) -> None:
-        super().__init__(bounds, strategy.holder.device)
-        self._strategy = strategy
-
-    @torch.no_grad()
-    def add(self, parts: Sequence[Tensor]) -> Tensor:
-        k, flags = self._strategy.count, len(self._strategy.trained)
-        parts = [part.to(self._device) for part in parts]
-        pairs = [unpack_pairs(part, k) for part in parts]
-        places, at = torch.unique(torch.cat([p for _, p in pairs]), return_inverse=True)
-        sums = parts[0].new_zeros(places.numel())
-        for (values, _), where in zip(pairs, at.split(k), strict=True):
-            sums[where] += values  # places of one part are all different: the order is fixed
-        kept = torch.zeros_like(places, dtype=torch.bool)
-        kept[sums.abs().topk(k).indices] = True
-        self._strategy.pruned = places[~kept]
-        flagged = torch.stack([part[part.numel() - flags :] for part in parts]).sum(0)
-        return torch.cat([*pack_pairs(sums[kept], places[kept]), flagged])
-
-    def relay(self, total: Tensor) -> Tensor:
-        k = self._strategy.count
-        values, places = unpack_pairs(total, k)
-        marked = torch.where(torch.isin(places, self._strategy.pruned), ~places, places)
-        return torch.cat([*pack_pairs(values, marked), total[2 * k :]])

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...dag.plan.messages import layer_share
 from .feedback import ErrorFeedback
-from .gradient_vector import TensorSpace
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
 from .strategy import Holder
 
@@ -51,30 +50,16 @@ class LAGS(ErrorFeedback):
                 parts.append(flat)
         return self.flagged(parts)
 
-    def space(self, bounds: Sequence[int]) -> TensorSpace:
-        return _Sums(bounds, self)
-
-    @torch.no_grad()
-    def take(self, which: int, total: Tensor) -> None:
-        self.sent(self._own, parts_like(total, self.whole), self.flags(total))
-
-
-class _Sums(TensorSpace):
-    """Messages become whole vectors, which are added up in the plan's order."""
-
-    def __init__(self, bounds: Sequence[int], strategy: LAGS) -> None:
-        super().__init__(bounds, strategy.holder.device)
-        self._strategy = strategy
-
     @torch.no_grad()
     def add(self, parts: Sequence[Tensor]) -> Tensor:
-        trained, shares = self._strategy.trained, self._strategy.shares
-        sums = {n: parts[0].new_zeros(p.numel(), device=self._device) for n, p in trained.items()}
-        flags = parts[0].new_zeros(len(trained), device=self._device)
+        """Messages as whole vectors, which are added up in the plan's order."""
+        trained, device = self.trained, self.holder.device
+        sums = {n: parts[0].new_zeros(p.numel(), device=device) for n, p in trained.items()}
+        flags = parts[0].new_zeros(len(trained), device=device)
         for part in parts:
-            at, part = 0, part.to(self._device)
+            at, part = 0, part.to(device)
             for name, total in sums.items():
-                k = shares[name]
+                k = self.shares[name]
                 if k:
                     values, places = unpack_pairs(part[at : at + 2 * k], k)
                     total[places] += values  # all different: the order is that of parts
@@ -83,3 +68,7 @@ class _Sums(TensorSpace):
                 at += 2 * k or total.numel()
             flags += part[at:]
         return torch.cat([joined(sums), flags])
+
+    @torch.no_grad()
+    def take(self, which: int, total: Tensor) -> None:
+        self.sent(self._own, parts_like(total, self.whole), self.flags(total))

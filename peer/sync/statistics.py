@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
+from .gradient_vector import Layout, parts_of
 
 __all__ = ["Statistics"]
 
@@ -36,12 +37,5 @@ class Statistics:
 
     def unpack(self, vector: Tensor, microbatches: int) -> list[dict[str, Tensor]]:
         """What `pack` was given, in float64, as views."""
-        found: list[dict[str, Tensor]] = []
-        at = 0
-        for _ in range(microbatches):
-            one: dict[str, Tensor] = {}
-            for name, spec in self.buffers:
-                one[name] = vector[at : at + spec.elements].view(spec.sizes)
-                at += spec.elements
-            found.append(one)
-        return found
+        layout, width = Layout(self.buffers), sum(spec.elements for _, spec in self.buffers)
+        return [parts_of(layout, vector[m * width :]) for m in range(microbatches)]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.strategies import StrategyChoice
-from .gradient_vector import Layout, TensorSpace, grads_of, set_grads, vector_of
+from .gradient_vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 from .norm import square_of_all
 from .optimizer import StageOptimizer
 
@@ -65,6 +65,9 @@ class Strategy:
     """The plain mean, which the others are variations of: gradients are added up, and every holder
     makes the same update of the sum."""
 
+    keeps = 0
+    """Numbers that are kept for each one that is trained, in the dtype of sums."""
+
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
         self.trained = {name: holder.parameters[name] for name, _ in holder.layout.parameters}
@@ -72,7 +75,8 @@ class Strategy:
     @property
     def size_bytes(self) -> int:
         """Bytes that are kept from step to step beside parameters and their gradients."""
-        return self.holder.optimizer.state_bytes
+        numbers = self.keeps * sum(p.numel() for p in self.trained.values())
+        return self.holder.optimizer.state_bytes + numbers * self.holder.layout.dtype.itemsize
 
     def before_forward(self) -> None:
         """Called before each forward pass of training."""
@@ -87,8 +91,16 @@ class Strategy:
         return vector_of(self.holder.layout, grads, self.holder.device)
 
     def space(self, bounds: Sequence[int]) -> TensorSpace:
-        """How messages are added up; `bounds` as there."""
-        return TensorSpace(bounds, self.holder.device)
+        """Where messages are added up; `bounds` as there."""
+        return TensorSpace(bounds, self.holder.device, self.add, self.relay)
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of messages, in the given order, a fresh tensor."""
+        return add(parts)
+
+    def relay(self, total: Tensor) -> Tensor:
+        """What is handed on of a sum on its way back."""
+        return total
 
     def take(self, which: int, total: Tensor) -> None:
         """What all holders' messages came to; after the last one it is in the gradients."""

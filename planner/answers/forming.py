@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -130,7 +130,8 @@ def _formed(
     wish, ask = read_spec(spec), ask if around else hosts
     if asked.cohorts is not None:
         wish = replace(wish, options=options)
-    rounds = Training.from_json(asked.training).rounds or _rounds(wish)
+    rounds = Training.from_json(asked.training).rounds or Training.from_json(wish.training).rounds
+    assert rounds is not None, "a run whose replicas meet"
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
     most = len(hosts.peers)
@@ -181,7 +182,7 @@ def _formed(
     of_each = [replace(ask, spec=spec_of_client(ask.spec, c)) for c in clients]
     plans = tuple(_ready(a, graph, r.made) for a, r in zip(of_each, found.replicas, strict=True))
     memory = rounds.stepping_bytes + rounds.exchange_bytes
-    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory, clients)
+    told = _told(one, found, plans, memory, clients, chooses=asked.sync.kind == "auto")
     away = (c for c in range(len(ask.spec.client_data)) if c not in clients)
     told.replicas.extend(broker_pb2.FormedReplica(client=c) for c in away)
     if told.kind == "allreduce":
@@ -198,12 +199,6 @@ def _replicas_of(
         whole = (count or 1) * request.microbatches
         request = replace(request, microbatches=whole, others=())
     return form(as_before(request, had_form(spec)), count, **how)
-
-
-def _rounds(wish: RunRequirements) -> RoundSettings:
-    found = Training.from_json(wish.training).rounds
-    assert found is not None, "a run whose replicas meet"
-    return found
 
 
 def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
@@ -241,33 +236,28 @@ def _ready(ask: FormReplicas, graph: Graph, made: PlanWithReport) -> PlanReady:
     return ready
 
 
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """What a formation stands beside. `chooses`: whether the plan with equal weights may be what
-    is recommended."""
-
-    chooses: bool
-    one: PlanWithReport | None
-
-
 def _told(
-    beside: _Beside,
+    one: PlanWithReport | None,
     found: Formation,
     plans: tuple[PlanReady, ...],
     kept_bytes: int,
     clients: Sequence[int],
+    *,
+    chooses: bool,
 ) -> broker_pb2.Formation:
-    """For people and for the journal. `clients`: by replica, whose data it trains on."""
+    """For people and for the journal. `one`: the plan with equal weights, beside which it stands;
+    `chooses`: whether that may be what is recommended. `clients`: by replica, whose data it trains
+    on."""
     round_, now, reasons = found.round, found.samples_per_s, list(found.reasons)
     others, kind = list(found.alternatives), "local"
-    if beside.one is not None:
-        step_s = beside.one.step_s
+    if one is not None:
+        step_s = one.step_s
         rate = round_.batch / step_s if step_s else 0.0
-        who = count_of(len(beside.one.plan.peers), "peer")
+        who = count_of(len(one.plan.peers), "peer")
         text = f"{who}, equal weights after every step"
         others = [Alternative(ONE_REPLICA, step_s, text), *others]
         others = [a for i, a in enumerate(others) if not i or a.name != ONE_REPLICA]
-        if beside.chooses and (len(found.replicas) < 2 or rate >= NEAR * now):
+        if chooses and (len(found.replicas) < 2 or rate >= NEAR * now):
             kind = "allreduce"
             reasons = [f"{_EQUAL}: {rate:.4g} samples/s; {_instead(found)}", *reasons[1:]]
     if kind == "local":

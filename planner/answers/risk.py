@@ -9,6 +9,7 @@ goes back by u + (u + pause) / 2 on the average, and by 2 u + pause at most.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ...dag.execute.neighbour import LEARNED, rebuild
 from ...dag.ir.graph import Graph
@@ -28,39 +29,42 @@ def work_at_risk(
     request: PlanRequest, graph: Graph, planned: PlanWithReport, recovery: Recovery
 ) -> list[str]:
     """Sentences for people; none where the plan predicts no step time or knows no links."""
-    repeats = _repeats(request, graph, planned, recovery)
-    return [*repeats, *_not_made(request, graph, planned.plan, recovery)]
+    plan, names = planned.plan, {o.peer: str(o) for o in request.offers}
+    form = planned_graph(graph.bind(plan.microbatch_size), plan)
+    found = _repeats(request, form, planned, recovery, names)
+    return found + (_not_made(form, plan, names) if recovery.rebuilds else [])
 
 
-def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
+def _not_made(form: Graph, plan: Plan, names: Mapping[PeerId, str]) -> list[str]:
     """Name the holders of what the neighbour rung cannot make anew; a holder whose stages others
     hold, too, has nothing of the kind."""
-    if not recovery.rebuilds:
-        return []
-    form, found = planned_graph(graph.bind(plan.microbatch_size), plan), []
+    found = []
     stages = cut(form, [(s.start, s.stop) for s in plan.stages])
     for peer in plan.peers:
         alive = [k for k, s in enumerate(plan.stages) if any(h != peer for h in s.holders)]
         pairs = swaps(plan, LEARNED)
         why_not = rebuild(form, stages, plan.stages_of(peer), alive, swapped=pairs).why_not
         if why_not:
-            name = next((str(o) for o in request.offers if o.peer == peer), peer)
             found.append(
-                f"work at risk: the part of {name} cannot be made anew from its neighbours: "
-                f"{why_not}"
+                f"work at risk: the part of {names.get(peer, peer)} cannot be made anew from its "
+                f"neighbours: {why_not}"
             )
     return found
 
 
 def _repeats(
-    request: PlanRequest, graph: Graph, planned: PlanWithReport, recovery: Recovery
+    request: PlanRequest,
+    form: Graph,
+    planned: PlanWithReport,
+    recovery: Recovery,
+    names: Mapping[PeerId, str],
 ) -> list[str]:
     predicted = planned.report.predicted
     step_s = predicted.step_s
     if "snapshot" not in recovery.ladder:
         text = "no recovery: the first loss ends the run (recovery.ladder)"
         return [] if recovery.ladder else [text]
-    slowest = _slowest_copy(request, graph, planned.plan, predicted)
+    slowest = _slowest_copy(request, form, planned.plan, predicted)
     if not step_s or slowest is None:
         return []
     peer, size, copy_s = slowest
@@ -68,11 +72,10 @@ def _repeats(
     if recovery.snapshot_every != "auto":
         pause_s = max(0.0, recovery.snapshot_every * step_s - copy_s)
     mean, most = copy_s + (copy_s + pause_s) / 2, 2 * copy_s + pause_s
-    name = next((str(o) for o in request.offers if o.peer == peer), peer)
     return [
         f"work at risk: a loss repeats about {_steps(mean, step_s)}, at most "
-        f"{_steps(most, step_s)}; the slowest copy of a snapshot is that of {name}, "
-        f"{size / 1e6:.3g} MB in {copy_s:.3g} s"
+        f"{_steps(most, step_s)}; the slowest copy of a snapshot is that of "
+        f"{names.get(peer, peer)}, {size / 1e6:.3g} MB in {copy_s:.3g} s"
     ]
 
 
@@ -82,18 +85,17 @@ def _steps(seconds: float, step_s: float) -> str:
 
 
 def _slowest_copy(
-    request: PlanRequest, graph: Graph, plan: Plan, predicted: Prediction
+    request: PlanRequest, form: Graph, plan: Plan, predicted: Prediction
 ) -> tuple[PeerId, int, float] | None:
     """(holder, bytes, seconds)."""
     network = request.links
     if network is None or len(network.peers) < 2:
         return None
     place = {peer: i for i, peer in enumerate(network.peers)}
-    planned = planned_graph(graph.bind(plan.microbatch_size), plan)
     state_bytes = request.options.standing_bytes
     sizes = {
         f"param:{p.name}": p.spec.size_bytes + state_bytes * p.spec.elements
-        for p in planned.parameters
+        for p in form.parameters
         if p.trainable  # what is frozen is in no snapshot
     }
     found = []
@@ -104,7 +106,7 @@ def _slowest_copy(
             sizes.get(value, 0)
             for s in stages
             for value in dict.fromkeys(
-                v for op in planned.operators[s.start : s.stop] for v in op.reads
+                v for op in form.operators[s.start : s.stop] for v in op.reads
             )
         )
         link = max(float(network.bandwidth[at, j]) for j in place.values() if j != at)

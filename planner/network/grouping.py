@@ -22,6 +22,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,8 +191,7 @@ class _State:
     ) -> _State | None:
         """With the peers `give` of group a and `take` of group b exchanged; None: its energy is
         above `most`."""
-        new = object.__new__(_State)
-        new.objective = self.objective
+        new = copy(self)
         new.groups, new.kinds = list(self.groups), list(self.kinds)
         new.groups[a] = [p for p in self.groups[a] if p not in give] + list(take)
         new.groups[b] = [p for p in self.groups[b] if p not in take] + list(give)

@@ -137,19 +137,10 @@ def best_cut(
     tight = loose and least_bottleneck(path, tolerance, loose)
     if loose is None or tight is None:
         return None
-    tried = [tight]
-    for factor in LOOSER:
-        if tight.bottleneck_s * factor < loose.bottleneck_s:
-            looser = soonest_fill(path, tight.bottleneck_s * factor)
-            if looser is not None:
-                tried.append(looser)
-    tried.append(loose)
+    bounds = (tight.bottleneck_s * factor for factor in LOOSER)
+    looser = [soonest_fill(path, most_s) for most_s in bounds if most_s < loose.bottleneck_s]
+    tried = filter(None, [tight, *looser, loose])
     return min(tried, key=lambda c: c.step_s(microbatches, bound=bound))
-
-
-def possible(path: Path, most_s: float = np.inf) -> bool:
-    """Whether some cut fits the memory and has no stage and no link above `most_s`."""
-    return _possible(path, most_s, _windows(path, most_s))
 
 
 def _windows(path: Path, most_s: float) -> list[Ints]:
@@ -164,13 +155,13 @@ def _windows(path: Path, most_s: float) -> list[Ints]:
     return found
 
 
-def _possible(path: Path, most_s: float, windows: Sequence[Ints]) -> bool:
-    """Whether some cut has no stage and no link above `most_s`."""
+def possible(path: Path, most_s: float = np.inf) -> bool:
+    """Whether some cut fits the memory and has no stage and no link above `most_s`."""
     n, short = path.seconds.shape[1], path.reach == 1
     ends = np.zeros((len(path), n), dtype=bool)
     count = np.zeros(n + 1, dtype=np.int64)
     at = np.arange(n)
-    for k, low in enumerate(windows):
+    for k, low in enumerate(_windows(path, most_s)):
         first = max(0, k - path.reach)
         open_ = path.crossing * path.slower[first:k, k, None] <= most_s * (1 + 1e-12)
         starts: NDArray[np.bool_] = np.logical_or.reduce(ends[first:k] & open_, axis=0)

@@ -130,27 +130,22 @@ def _counts(judge: Judge) -> list[int]:
     return sorted({max(c for c in may if c <= wanted) for wanted in found if 1 <= wanted <= most})
 
 
-def improved(
-    judge: Judge, start: Division, count: int | None, limit: int, found: _Best | None = None
-) -> Division:
-    """A division that no move makes better, or as far as `limit` goes. `found` hears of all."""
+def improved(judge: Judge, start: Division, count: int | None, limit: int, found: _Best) -> None:
+    """Look for a division that no move makes better, as far as `limit` goes. `found` hears of
+    all."""
     best, again = start, True
     while again:
         again = False
         for groups in _moves(judge.paces, best, count):
             if judge.spent >= limit:
-                return best
-            other = judge.of(
-                groups, best.samples_per_s if found is None else NEAR * best.samples_per_s
-            )
+                return
+            other = judge.of(groups, NEAR * best.samples_per_s)
             if other is None or (count is not None and len(other.peers) != count):
                 continue
-            if found is not None:
-                found.add(other)
+            found.add(other)
             if other.samples_per_s > best.samples_per_s * _BETTER:
                 best, again = other, True
                 break
-    return best
 
 
 def _moves(paces: Paces, division: Division, count: int | None) -> Iterator[Groups]:
@@ -160,7 +155,8 @@ def _moves(paces: Paces, division: Division, count: int | None) -> Iterator[Grou
     outside = sorted(set(range(len(paces.rooms))) - inside, key=lambda p: (-paces.speed[p], p))
     slowest = division.exchange.members
     if free:
-        for r in {*slowest, *_slow(division)}:
+        once = (r for r, h in enumerate(division.steps) if h == 1)  # who would slow it is here
+        for r in {*slowest, *once}:
             if len(groups) > 1:
                 yield _without(groups, r)
     for p in outside:
@@ -208,11 +204,6 @@ def _swaps(paces: Paces, groups: Groups, outside: Sequence[int]) -> Iterator[Gro
                 for q in sorted(groups[to]):
                     one = _with(groups, r, group - {p} | {q})
                     yield _with(one, to, groups[to] - {q} | {p})
-
-
-def _slow(division: Division) -> list[int]:
-    """Replicas that make one step in a round: who would slow it is among them."""
-    return [r for r, h in enumerate(division.steps) if h == 1]
 
 
 def nearest(paces: Paces, peers: Sequence[int] | Group, groups: Groups) -> list[int]:

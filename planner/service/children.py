@@ -98,10 +98,6 @@ class Children:
         """The process ids of the children, for tests."""
         return [child.pid for child in self._children.values()]
 
-    def warm_up(self) -> None:
-        """Has the warm process ready. Raises EndedError."""
-        self._ready()
-
     def ask(self, graph: str, data: bytes, dropped: Callable[[], bool]) -> bytes:
         """The answer to a request about a graph. Raises EndedError, DroppedError."""
         until = time.monotonic() + self._limits.wall_s
@@ -140,13 +136,14 @@ class Children:
         if graph in self._children:
             self._children.move_to_end(graph)
             return self._children[graph]
-        warm = self._ready()
+        warm = self.warm_up()
         while len(self._children) >= KEPT:
             self._end(next(iter(self._children)), _END_S)
         self._children[graph] = child = warm.fork(self._limits)
         return child
 
-    def _ready(self) -> ForkServer:
+    def warm_up(self) -> ForkServer:
+        """Has the warm process ready, and returns it. Raises EndedError, DroppedError."""
         if self._closed:
             raise DroppedError
         if self._warm is None or not self._warm.alive:

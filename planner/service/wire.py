@@ -59,8 +59,6 @@ __all__ = [
 Asked = MakePlan | FormReplicas | ConsiderPlan | PreviewWanted
 Told = PlanReady | ReplicasFormed | PlanFailed | PlanConsidered | PreviewAnswer
 
-Pairs = tuple[tuple[PeerId, PeerId], ...]
-
 _WANTED = {
     MakePlan: PlanningAsked.MAKE,
     FormReplicas: PlanningAsked.FORM,
@@ -176,9 +174,9 @@ def answer_to_bytes(told: Told) -> bytes:
     message = PlanningAnswered()
     match told:
         case PlanReady():
-            message.made.CopyFrom(_made_to_proto(told))
+            message.made.CopyFrom(filled(PlanMade, told, **_plan_of(told)))
         case ReplicasFormed():
-            plans = map(_made_to_proto, told.plans)
+            plans = (filled(PlanMade, each, **_plan_of(each)) for each in told.plans)
             message.formed.CopyFrom(PlansMade(formation=told.formation, plans=plans))
         case PlanFailed():
             reason = Reason(code=told.code, text=told.reason)
@@ -220,10 +218,6 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
     raise ValueError(f"an answer of kind {kind} to {type(ask).__name__}")
 
 
-def _made_to_proto(told: PlanReady) -> PlanMade:
-    return filled(PlanMade, told, **_plan_of(told))
-
-
 def _plan_of(told: PlanReady | PlanConsidered) -> dict[str, object]:
     if told.plan is None:
         return dict.fromkeys(("plan", "pairs", "report"))
@@ -254,7 +248,7 @@ def _places(plan: Plan, pairs: Iterable[tuple[PeerId, PeerId]]) -> list[int]:
     return [place[peer] for pair in pairs for peer in pair]
 
 
-def _pairs(plan: Plan, places: Sequence[int]) -> Pairs:
+def _pairs(plan: Plan, places: Sequence[int]) -> tuple[tuple[PeerId, PeerId], ...]:
     if len(places) % 2:
         raise IndexError(f"{len(places)} places, expected two for each pair")
     peers = plan.peers

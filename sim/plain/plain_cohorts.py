@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,19 +135,14 @@ def aggregate_of(
     cohorts = _cohorts(job)
     if (privacy := cohorts.privacy) is not None:
         done = [e.round_done for e in events if e.HasField("round_done")]
-        asked, fewest = cohorts.per_round, privacy.fewest
         givers = [[m.replica for m in d.members] if privacy.distributed else [] for d in done]
         at = iter([((d.round, d.attempt), g) for d, g in zip(done, givers, strict=True)])
-        how: dict[str, Any] = {
-            "clip": privacy.clip,
-            "noise": privacy.noise,
-            "asked": asked,
-            "fewest": fewest,
-        }
+        made = partial(hidden_mean, clip=privacy.clip, noise=privacy.noise, seed=job.seed)
+        asked, fewest = cohorts.per_round, privacy.fewest
 
         def hidden(moved: Sequence[Named]) -> Named:
             number, who = next(at)
-            return hidden_mean(moved, **how, seed=job.seed, at=number, givers=who)
+            return made(moved, asked=asked, fewest=fewest, at=number, givers=who)
 
         return hidden
     if cohorts.aggregate == "mean":
@@ -209,17 +205,13 @@ def last_version(
     local, cohorts = module, committed_cohorts(events, job, reader)
     read: Callable[[Any], Mapping[str, Any]] = reading(reader)
     if job.sync.virtual_data == "vhl":
-        client, inside = VhlClient.of(module, job, reader), "module."
-        cohorts, local = with_places(cohorts, job.train.batch), client
-        read = client.reading(reader, job.seed)
+        vhl = VhlClient.of(module, job, reader)
+        local, read = vhl, vhl.reading(reader, job.seed)
     if job.sync.chosen == "fedimpro":
-        impro, inside, averaged = (
-            ImproClient.of(module, job, reader),
-            "module.",
-            ImproClient.AVERAGED,
-        )
-        cohorts, local = with_places(cohorts, job.train.batch), impro
-        read = impro.reading(reader)
+        impro = ImproClient.of(module, job, reader)
+        local, read, averaged = impro, impro.reading(reader), ImproClient.AVERAGED
+    if local is not module:
+        cohorts, inside = with_places(cohorts, job.train.batch), "module."
     made = train_cohorts(
         local,
         cohorts,

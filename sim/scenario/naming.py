@@ -26,22 +26,14 @@ def named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
                 f"peers[{i}].name", f"makes {total} peers: expected at most {MOST_PEERS} in all"
             )
         for name in expand(entry.name):
-            if name in seen:
-                raise SettingsError(
-                    f"peers[{i}].name",
-                    f'gives the name "{name}", which number {seen[name] + 1} of [[peers]] has '
-                    "already: expected a name of its own for every peer",
-                )
+            taken = "is what faults call the broker" if name == BROKER else ""
             if name in places:
-                raise SettingsError(
-                    f"peers[{i}].name",
-                    f'gives the name "{name}", which is a place: links could not tell them apart',
-                )
-            if name == BROKER:
-                raise SettingsError(
-                    f"peers[{i}].name",
-                    f'gives the name "{BROKER}", which is what faults call the broker',
-                )
+                taken = "is a place: links could not tell them apart"
+            if name in seen:
+                taken = f"number {seen[name] + 1} of [[peers]] has already: expected a name of its "
+                taken += "own for every peer"
+            if taken:
+                raise SettingsError(f"peers[{i}].name", f'gives the name "{name}", which {taken}')
             seen[name] = i
             peer = copy.copy(entry)  # checked already, and there may be thousands
             object.__setattr__(peer, "name", name)

@@ -141,7 +141,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a job's record, and nothing else of this machine's."""
     manifest = SimpleNamespace(held_out=0, kind="text", training_tokens=4096, length=16)
     manifest.samples = manifest.training_samples = 256
-    monkeypatch.setattr(resume, "_manifest", lambda access, spec: manifest)
+    monkeypatch.setattr(resume, "manifest_of", lambda access, name: manifest)
     monkeypatch.setattr(resume, "resolved", lambda own, found: own.resolved(own.train.steps or 9))
     monkeypatch.setattr(outside, "find_spec", lambda name: None)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
