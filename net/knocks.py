@@ -6,12 +6,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 
-__all__ = ["RateLimiter"]
+__all__ = ["RateLimiter", "TokenBucket"]
 
 
 class TokenBucket:
-    """So many at once, then so many per second. `refused`: how often there were too few, for who
-    tells of it to begin anew."""
+    """Tokens: so many at once, then so many per second. `refused`: how often there were too few,
+    until whoever tells of it begins anew."""
 
     __slots__ = ("_at", "_left", "_most", "_per_s", "refused")
 
@@ -44,7 +44,7 @@ class RateLimiter:
         return self.of(who, now).take(1, now)
 
     def of(self, who: Hashable, now: float) -> TokenBucket:
-        """What is left to one who knocks now."""
+        """Return what is left to one who knocks now."""
         found = self._left.pop(who, None) or TokenBucket(self._in_a_row, self._per_s, now)
         self._left[who] = found
         if len(self._left) > self._most:

@@ -79,7 +79,7 @@ def sound(profile: Profile) -> tuple[str, ...]:
 
 
 def named(profile: Profile) -> str:
-    """Whom a note for people is about."""
+    """Return whom a note for people is about."""
     return f"peer {profile.name}" if profile.name else "the peer"
 
 

@@ -99,7 +99,7 @@ class Strategy:
         return add(parts)
 
     def relay(self, total: Tensor) -> Tensor:
-        """What is handed on of a sum on its way back."""
+        """Return what is handed on of a sum on its way back."""
         return total
 
     def take(self, which: int, total: Tensor) -> None:
