@@ -108,7 +108,6 @@ class PartAlgebra(Protocol[V]):
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[V]:
         """Return the sum of a part to which nothing has been added."""
-        return self.place_sum(part, plan)
 
     def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PlaceSum[V]:
         """Return the sum of what a place gives to a part, to which nothing has been added."""

@@ -26,7 +26,7 @@ from .algebra import HeldEntry, RoundAlgebra
 from .coding import PartCoding, side_by_side
 from .methods.round_strategies import STRATEGIES
 from .methods.round_strategy import MeanOfBuffers, RoundStrategy, WholeOfBuffers
-from .part_algebra import Buffers, EntryVersion, Pieces, PlaceSum, WrittenPart
+from .part_algebra import Buffers, EntryVersion, PartSum, Pieces, PlaceSum, WrittenPart
 
 __all__ = ["TensorAlgebra"]
 
@@ -209,6 +209,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
                     f"less than 2^{plan.exponent}"
                 )
         return written
+
+    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[Tensor]:
+        return self.place_sum(part, plan)
 
     def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PlaceSum[Tensor]:
         integers = self.vector.integers(part)

@@ -183,8 +183,11 @@ class HashAlgebra(RoundAlgebra[Hash]):
             found[part] = total.mean()
         return found
 
-    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
+    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
         return HashSum(len(self.pieces_of(part)), plan.weight)
+
+    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
+        return self.sum(part, plan)
 
     def written_sum(self, part: Span, total: Hash, coding: PartCoding) -> WrittenPart[Hash]:
         return self._written(part, total, coding)
