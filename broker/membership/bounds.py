@@ -66,14 +66,13 @@ def sound(profile: Profile) -> tuple[str, ...]:
     """Bounds the numbers of a profile in place; a sentence for each that was changed."""
     who, notes = named(profile), list[str]()
     for key, highest, what in _WHOLE:
-        if (said := getattr(profile, key)) > highest:
+        if (count := getattr(profile, key)) > highest:
             setattr(profile, key, highest)
-            notes.append(f"{who} reports {said} of {what}: clamped to {highest}")
+            notes.append(f"{who} reports {count} of {what}: clamped to {highest}")
     for key, least, most, what in _REAL:
         value = getattr(profile, key)
-        if (
-            taken := bounded(value, least, most, f"{who} reports {value:g} {what}", notes)
-        ) != value:
+        said = f"{who} reports {value:g} {what}"
+        if (taken := bounded(value, least, most, said, notes)) != value:
             setattr(profile, key, taken)
     return tuple(notes)
 
@@ -84,8 +83,8 @@ def named(profile: Profile) -> str:
 
 
 def bounded(value: float, least: float, most: float, said: str, notes: list[str]) -> float:
-    """A number as it is taken: 0 where it was not said, or is none. A sentence is added to `notes`
-    where that is another one than was `said`."""
+    """Return a number as it is taken: 0 where it was not said, or is none. A sentence is added to
+    `notes` where that is another one, by how it was `said`."""
     taken = min(max(value, least), most) if math.isfinite(value) and value > 0 else 0.0
     if taken != value:
         notes.append(f"{said}: {f'clamped to {taken:g}' if taken else 'not taken'}")
